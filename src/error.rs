@@ -1,0 +1,297 @@
+//! The errors that are born here: to the operator at start, and to a client.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::clock::Timestamp;
+use crate::config::ConfigError;
+use crate::policy::body::BodyError;
+use crate::policy::route::Protocol;
+
+/// Why the proxy does not start. Exit codes are those of sysexits.h.
+#[derive(Debug)]
+pub enum StartupError {
+    /// The configuration has problems; all of them are listed.
+    Config(ConfigError),
+    /// The state file cannot be used, or belongs to another process.
+    State(String),
+    /// The listen address cannot be had.
+    Listen(String),
+    /// The system refuses something else that is needed.
+    System(String),
+}
+
+impl StartupError {
+    /// The exit code of the process.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) => 78, // EX_CONFIG
+            Self::State(_) => 74,  // EX_IOERR
+            Self::Listen(_) => 69, // EX_UNAVAILABLE
+            Self::System(_) => 71, // EX_OSERR
+        }
+    }
+}
+
+impl fmt::Display for StartupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(error) => write!(f, "the configuration has problems:\n{error}"),
+            Self::State(text) | Self::Listen(text) | Self::System(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<ConfigError> for StartupError {
+    fn from(error: ConfigError) -> Self {
+        Self::Config(error)
+    }
+}
+
+/// A `Retry-After` above this many seconds also says `x-should-retry: false`: the SDKs would
+/// otherwise wait and ask again while their user looks at a spinner.
+const LONGEST_USEFUL_RETRY: u64 = 60;
+
+/// Why a client gets an answer of our own instead of upstream's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProxyError {
+    /// The proxy key is missing or wrong.
+    Unauthorized,
+    /// No such path.
+    NotFound,
+    /// The path is known, the method is not.
+    WrongMethod {
+        /// The methods that are.
+        allow: &'static str,
+    },
+    /// The body cannot be used.
+    Body(BodyError),
+    /// The body is compressed.
+    Encoded {
+        /// The coding's name.
+        coding: String,
+    },
+    /// The body is larger than `MAX_BODY_BYTES`.
+    TooLarge {
+        /// That limit, in bytes.
+        limit: usize,
+    },
+    /// The request itself is broken.
+    Malformed(&'static str),
+    /// Every worker is busy and the queue is full, or the bodies in memory reach their limit.
+    Overloaded,
+    /// No slot is available.
+    AllCooling {
+        /// When the first cooldown ends.
+        until: Timestamp,
+        /// The time of the refusal.
+        now: Timestamp,
+        /// How many slots cool: all of them.
+        slots: usize,
+    },
+    /// Upstream could not be reached or broke off before its answer.
+    Unreachable {
+        /// The cause, in words.
+        cause: String,
+    },
+    /// Upstream did not answer in time.
+    TimedOut {
+        /// What took too long, in words.
+        cause: String,
+    },
+}
+
+impl ProxyError {
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::Unauthorized => 401,
+            Self::NotFound => 404,
+            Self::WrongMethod { .. } => 405,
+            Self::Body(_) | Self::Malformed(_) => 400,
+            Self::Encoded { .. } => 415,
+            Self::TooLarge { .. } => 413,
+            Self::Overloaded | Self::AllCooling { .. } => 503,
+            Self::Unreachable { .. } => 502,
+            Self::TimedOut { .. } => 504,
+        }
+    }
+
+    /// The headers that go with it.
+    #[must_use]
+    pub fn headers(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::WrongMethod { allow } => vec![("allow", (*allow).to_owned())],
+            Self::Overloaded => vec![("retry-after", "1".to_owned())],
+            Self::AllCooling { until, now, .. } => {
+                let seconds = seconds_until(*until, *now);
+                let mut headers = vec![("retry-after", seconds.to_string())];
+                if seconds > LONGEST_USEFUL_RETRY {
+                    headers.push(("x-should-retry", "false".to_owned()));
+                }
+                headers
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The body, in the caller's protocol.
+    #[must_use]
+    pub fn body(&self, protocol: Protocol) -> Vec<u8> {
+        let message = self.to_string();
+        let value = match protocol {
+            Protocol::OpenAi => json!({"error": {
+                "message": message, "type": self.openai_type(), "param": null, "code": self.code(),
+            }}),
+            Protocol::Anthropic => json!({"type": "error", "error": {
+                "type": self.anthropic_type(), "message": message,
+            }}),
+        };
+        value.to_string().into_bytes()
+    }
+
+    /// The stable name of the error, for programs and for the log.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Unauthorized => "invalid_api_key",
+            Self::NotFound => "not_found",
+            Self::WrongMethod { .. } => "method_not_allowed",
+            Self::Body(_) => "invalid_body",
+            Self::Malformed(_) => "malformed_request",
+            Self::Encoded { .. } => "unsupported_content_encoding",
+            Self::TooLarge { .. } => "request_too_large",
+            Self::Overloaded => "overloaded",
+            Self::AllCooling { .. } => "free_quota_exhausted",
+            Self::Unreachable { .. } => "upstream_unreachable",
+            Self::TimedOut { .. } => "upstream_timeout",
+        }
+    }
+
+    fn openai_type(&self) -> &'static str {
+        match self.status() {
+            400..=499 => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// The types of Anthropic's own API, which its SDKs know.
+    fn anthropic_type(&self) -> &'static str {
+        match self {
+            Self::Unauthorized => "authentication_error",
+            Self::NotFound => "not_found_error",
+            Self::TooLarge { .. } => "request_too_large",
+            Self::Overloaded | Self::AllCooling { .. } => "overloaded_error",
+            Self::Unreachable { .. } | Self::TimedOut { .. } => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+impl fmt::Display for ProxyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unauthorized => f.write_str(
+                "the proxy key is missing or wrong; send PROXY_API_KEY as `Authorization: Bearer` or `x-api-key`",
+            ),
+            Self::NotFound => f.write_str("this proxy has no such path; `GET /` lists what it has"),
+            Self::WrongMethod { allow } => write!(f, "this path takes {allow}"),
+            Self::Body(error) => error.fmt(f),
+            Self::Malformed(what) => f.write_str(what),
+            Self::Encoded { coding } => write!(
+                f,
+                "the request body is compressed ({coding}); send it without content-encoding"
+            ),
+            Self::TooLarge { limit } => {
+                write!(f, "the request body is larger than {limit} bytes (MAX_BODY_BYTES)")
+            }
+            Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
+            Self::AllCooling { until, now, slots } => write!(
+                f,
+                "the free quota of every slot is used up ({slots} of {slots} cooling); the first is tried again in {}, at {until}",
+                in_words(until.since(*now))
+            ),
+            Self::Unreachable { cause } => write!(f, "DashScope could not be reached: {cause}"),
+            Self::TimedOut { cause } => write!(f, "DashScope did not answer in time: {cause}"),
+        }
+    }
+}
+
+/// Whole seconds until `until`, at least 1.
+fn seconds_until(until: Timestamp, now: Timestamp) -> u64 {
+    until.since(now).as_millis().div_ceil(1000).max(1).try_into().unwrap_or(u64::MAX)
+}
+
+/// A duration for people: the two largest units.
+fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{} s", seconds.max(1)),
+        60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn cooling(millis: u64) -> ProxyError {
+        let now = Timestamp(1_700_000_000_000);
+        ProxyError::AllCooling { until: Timestamp(now.0 + millis), now, slots: 6 }
+    }
+
+    #[test]
+    fn openai_clients_get_openais_envelope_with_a_text_code() {
+        let body: Value =
+            serde_json::from_slice(&ProxyError::Unauthorized.body(Protocol::OpenAi)).unwrap();
+        assert_eq!(body["error"]["code"], "invalid_api_key");
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        assert_eq!(body["error"]["param"], Value::Null);
+        assert!(body["error"]["message"].is_string());
+    }
+
+    #[test]
+    fn anthropic_clients_get_anthropics_envelope_and_types() {
+        for (error, name) in [
+            (ProxyError::Unauthorized, "authentication_error"),
+            (ProxyError::NotFound, "not_found_error"),
+            (ProxyError::TooLarge { limit: 1 }, "request_too_large"),
+            (ProxyError::Overloaded, "overloaded_error"),
+            (ProxyError::Unreachable { cause: "x".into() }, "api_error"),
+            (ProxyError::Body(BodyError::RepeatedModel), "invalid_request_error"),
+        ] {
+            let body: Value = serde_json::from_slice(&error.body(Protocol::Anthropic)).unwrap();
+            assert_eq!(body["type"], "error");
+            assert_eq!(body["error"]["type"], name);
+        }
+    }
+
+    #[test]
+    fn retry_after_is_whole_seconds_rounded_up_and_at_least_one() {
+        let header = |error: &ProxyError| error.headers()[0].1.clone();
+        assert_eq!(header(&cooling(0)), "1");
+        assert_eq!(header(&cooling(1)), "1");
+        assert_eq!(header(&cooling(1_001)), "2");
+    }
+
+    #[test]
+    fn a_wait_of_over_a_minute_asks_clients_not_to_retry() {
+        assert_eq!(cooling(60_000).headers().len(), 1);
+        let headers = cooling(60_001).headers();
+        assert_eq!(headers[1], ("x-should-retry", "false".to_owned()));
+    }
+
+    #[test]
+    fn a_long_wait_is_told_in_days() {
+        assert!(cooling(2_592_000_000).to_string().contains("in 30 d 0 h"));
+        assert!(cooling(61_000).to_string().contains("in 1 min 1 s"));
+    }
+}

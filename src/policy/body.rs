@@ -1,0 +1,303 @@
+//! The request body: read once, and changed in one place.
+//!
+//! Only the bytes of the top-level `model` value change. Re-serialising would turn integers
+//! above 2^53 into other numbers, reorder keys (and so lose upstream's prompt cache) and let
+//! escapes grow.
+
+use std::fmt;
+use std::io::Read;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Why a body is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// It is no JSON, or JSON that is no object; with the parser's own words.
+    NotAnObject(String),
+    /// Two top-level `model`s: readers would disagree on which one counts.
+    RepeatedModel,
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAnObject(why) => write!(f, "the request body is not a JSON object: {why}"),
+            Self::RepeatedModel => f.write_str("the request body has more than one `model`"),
+        }
+    }
+}
+
+/// A body that has been looked through.
+#[derive(Debug)]
+pub struct RequestBody {
+    bytes: Vec<u8>,
+    /// Where the `model` value stands, or where one goes in.
+    place: Place,
+    is_stream: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Replace(Range<usize>),
+    /// Right behind the opening brace; with a comma unless the object is empty.
+    Insert {
+        at: usize,
+        comma: bool,
+    },
+}
+
+impl RequestBody {
+    /// Looks through a body.
+    ///
+    /// # Errors
+    /// When it is not a JSON object, or has two top-level `model`s.
+    pub fn parse(bytes: Vec<u8>) -> Result<Self, BodyError> {
+        let (place, is_stream) = locate(&bytes)?;
+        Ok(Self { bytes, place, is_stream })
+    }
+
+    /// Whether the client asked for a stream.
+    #[must_use]
+    pub fn is_stream(&self) -> bool {
+        self.is_stream
+    }
+
+    /// The model that the client named, if it is a text.
+    #[must_use]
+    pub fn model(&self) -> Option<String> {
+        match &self.place {
+            Place::Replace(span) => serde_json::from_slice(&self.bytes[span.clone()]).ok(),
+            Place::Insert { .. } => None,
+        }
+    }
+
+    /// The body with `model` in it, everything else to the byte as the client sent it.
+    #[must_use]
+    pub fn with_model(&self, model: &str) -> Edited<'_> {
+        let value = serde_json::Value::from(model).to_string();
+        let (before, patch, after) = match &self.place {
+            Place::Replace(span) => (span.start, value, span.end),
+            Place::Insert { at, comma } => {
+                let comma = if *comma { "," } else { "" };
+                (*at, format!("\"model\":{value}{comma}"), *at)
+            }
+        };
+        Edited { before: &self.bytes[..before], patch, after: &self.bytes[after..] }
+    }
+}
+
+/// A body with its model changed: no copy, because bodies may be large.
+#[derive(Debug)]
+pub struct Edited<'a> {
+    before: &'a [u8],
+    patch: String,
+    after: &'a [u8],
+}
+
+impl Edited<'_> {
+    /// How long it is, in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.before.len() + self.patch.len() + self.after.len()
+    }
+
+    /// Never true: a JSON object has at least its braces.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All its bytes, in order.
+    #[must_use]
+    pub fn reader(&self) -> impl Read {
+        self.before.chain(self.patch.as_bytes()).chain(self.after)
+    }
+}
+
+fn locate(bytes: &[u8]) -> Result<(Place, bool), BodyError> {
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
+    let top: Top =
+        serde_json::from_str(text).map_err(|error| BodyError::NotAnObject(error.to_string()))?;
+    let place = match top.models.as_slice() {
+        [] => {
+            let brace = text.find('{').expect("an object that parsed has a brace");
+            Place::Insert { at: brace + 1, comma: top.members > 0 }
+        }
+        [model] => Place::Replace(span_in(text, model.get())),
+        _ => return Err(BodyError::RepeatedModel),
+    };
+    Ok((place, top.is_stream))
+}
+
+/// Where `part`, a slice borrowed from `text`, stands in it.
+fn span_in(text: &str, part: &str) -> Range<usize> {
+    let start = part.as_ptr() as usize - text.as_ptr() as usize;
+    start..start + part.len()
+}
+
+/// The top level of a body.
+#[derive(Default)]
+struct Top<'a> {
+    models: Vec<&'a RawValue>,
+    is_stream: bool,
+    members: usize,
+}
+
+/// Keys are compared after unescaping: `"mod\u0065l"` is a `model` too.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Member {
+    Model,
+    Stream,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Top<'a> {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(TopVisitor)
+    }
+}
+
+struct TopVisitor;
+
+impl<'de> Visitor<'de> for TopVisitor {
+    type Value = Top<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top<'de>, A::Error> {
+        let mut top = Top::default();
+        while let Some(member) = map.next_key()? {
+            top.members += 1;
+            match member {
+                Member::Model => top.models.push(map.next_value()?),
+                Member::Stream => top.is_stream = map.next_value::<&RawValue>()?.get() == "true",
+                Member::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(top)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> RequestBody {
+        RequestBody::parse(text.as_bytes().to_vec()).unwrap()
+    }
+
+    fn written(edited: &Edited<'_>) -> String {
+        let mut text = String::new();
+        edited.reader().read_to_string(&mut text).unwrap();
+        assert_eq!(text.len(), edited.len());
+        text
+    }
+
+    fn edited(text: &str) -> String {
+        written(&parse(text).with_model("qwen-plus"))
+    }
+
+    #[test]
+    fn only_the_model_value_changes() {
+        let pairs = [
+            (r#"{"model":"x"}"#, r#"{"model":"qwen-plus"}"#),
+            (
+                r#"{"seed":9007199254740993,"model":"x","t":1.0e0}"#,
+                r#"{"seed":9007199254740993,"model":"qwen-plus","t":1.0e0}"#,
+            ),
+            (
+                " {\n\t\"model\"  :  \"x\"  ,\r\n \"b\" : [ 1 , 2 ] } \n",
+                " {\n\t\"model\"  :  \"qwen-plus\"  ,\r\n \"b\" : [ 1 , 2 ] } \n",
+            ),
+            (
+                r#"{"tools":[{"model":"a","x":{"model":"b"}}],"text":"\"model\":\"c\"","model":"x"}"#,
+                r#"{"tools":[{"model":"a","x":{"model":"b"}}],"text":"\"model\":\"c\"","model":"qwen-plus"}"#,
+            ),
+            (
+                r#"{"a":"\u00e9\/\ud83d\ude00 é","model":"\u0078","z":0}"#,
+                r#"{"a":"\u00e9\/\ud83d\ude00 é","model":"qwen-plus","z":0}"#,
+            ),
+            (r#"{"mod\u0065l":"x"}"#, r#"{"mod\u0065l":"qwen-plus"}"#),
+            (r#"{"model":null}"#, r#"{"model":"qwen-plus"}"#),
+            (r#"{"model":{"a":[1]},"b":2}"#, r#"{"model":"qwen-plus","b":2}"#),
+        ];
+        for (before, after) in pairs {
+            assert_eq!(edited(before), after);
+        }
+    }
+
+    #[test]
+    fn a_missing_model_goes_in_first() {
+        assert_eq!(edited("{}"), r#"{"model":"qwen-plus"}"#);
+        assert_eq!(edited(" { } "), " {\"model\":\"qwen-plus\" } ");
+        assert_eq!(edited(r#"{"a":1}"#), r#"{"model":"qwen-plus","a":1}"#);
+        assert_eq!(edited(r#"{ "MODEL":1}"#), r#"{"model":"qwen-plus", "MODEL":1}"#);
+    }
+
+    #[test]
+    fn a_model_id_is_written_as_json() {
+        let body = parse("{}");
+        assert_eq!(written(&body.with_model(r#"a"b\c"#)), r#"{"model":"a\"b\\c"}"#);
+    }
+
+    #[test]
+    fn two_models_are_refused_even_when_one_is_escaped() {
+        for text in [r#"{"model":"a","model":"a"}"#, r#"{"model":"a","x":1,"\u006dodel":"b"}"#] {
+            let error = RequestBody::parse(text.into()).unwrap_err();
+            assert_eq!(error, BodyError::RepeatedModel);
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_object_is_refused() {
+        for bytes in [
+            &b""[..],
+            b"null",
+            b"[]",
+            b"\"model\"",
+            b"{",
+            b"{\"model\":\"x\"",
+            b"{\"model\":\"x\"} {}",
+            b"{\"model\":\"x\",}",
+            b"{'model':'x'}",
+            b"\x28\xb5\x2f\xfd",
+            b"{\"a\":\"\xff\"}",
+        ] {
+            let error = RequestBody::parse(bytes.to_vec()).unwrap_err();
+            assert!(matches!(error, BodyError::NotAnObject(_)), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn the_client_asks_for_a_stream_with_true() {
+        assert!(parse(r#"{"stream":true}"#).is_stream());
+        assert!(parse(r#"{"stream" : true , "model":"x"}"#).is_stream());
+        for text in
+            ["{}", r#"{"stream":false}"#, r#"{"stream":"true"}"#, r#"{"a":{"stream":true}}"#]
+        {
+            assert!(!parse(text).is_stream(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_clients_model_is_known_if_it_is_a_text() {
+        assert_eq!(parse(r#"{"model":"\u0078y"}"#).model().as_deref(), Some("xy"));
+        assert_eq!(parse(r#"{"model":7}"#).model(), None);
+        assert_eq!(parse("{}").model(), None);
+    }
+
+    #[test]
+    fn deep_nesting_neither_fails_nor_overflows() {
+        let deep =
+            format!("{{\"a\":{}{},\"model\":\"x\"}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert!(edited(&deep).ends_with(r#""model":"qwen-plus"}"#));
+    }
+}

@@ -1,0 +1,261 @@
+use super::*;
+
+const MONTH: Duration = Duration::from_secs(2_592_000);
+const START: Timestamp = Timestamp(1_700_000_000_000);
+
+fn scheduler_from(keys: usize, models: usize, file: StateFile) -> Scheduler {
+    let keys = (1..=keys).map(|n| format!("k{n}")).collect();
+    let models = (1..=models).map(|n| format!("m{n}")).collect();
+    Scheduler::new(Arc::new(Pool::new(keys, models)), MONTH, file, START)
+}
+
+fn scheduler(keys: usize, models: usize) -> Scheduler {
+    scheduler_from(keys, models, StateFile::default())
+}
+
+fn with_cursors(keys: usize, models: usize, cursors: &[(&str, &str)]) -> Scheduler {
+    let mut file = StateFile::default();
+    for (name, value) in cursors {
+        file.runtime_state.insert((*name).into(), RuntimeRecord::new((*value).into(), START));
+    }
+    scheduler_from(keys, models, file)
+}
+
+fn slot(key: usize, model: usize) -> Slot {
+    Slot { key: KeyIndex(key - 1), model: ModelIndex(model - 1) }
+}
+
+/// Takes the next slot of a fresh request.
+fn take(scheduler: &mut Scheduler, now: Timestamp) -> Pick {
+    take_after(scheduler, &[], now)
+}
+
+fn take_after(scheduler: &mut Scheduler, tried: &[Slot], now: Timestamp) -> Pick {
+    match scheduler.next_slot(tried, now) {
+        Next::Slot(pick) => pick,
+        other => panic!("no slot: {other:?}"),
+    }
+}
+
+fn exhaust_next(scheduler: &mut Scheduler, now: Timestamp) -> Slot {
+    let pick = take(scheduler, now);
+    scheduler.report_exhausted(&pick, "used up", now);
+    pick.slot
+}
+
+fn cursors(scheduler: &Scheduler) -> (usize, Vec<usize>) {
+    let models = scheduler.model_cursors.iter().map(|cursor| cursor.at).collect();
+    (scheduler.key_cursor.at, models)
+}
+
+#[test]
+fn all_models_of_a_key_come_before_the_next_key() {
+    let mut scheduler = scheduler(2, 3);
+    let order: Vec<Slot> = (0..6).map(|_| exhaust_next(&mut scheduler, START)).collect();
+    let expected = [slot(1, 1), slot(1, 2), slot(1, 3), slot(2, 1), slot(2, 2), slot(2, 3)];
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn the_walk_starts_at_the_cursors_and_wraps() {
+    let mut scheduler = with_cursors(2, 3, &[("key_cursor", "1"), ("model_cursor:k2", "2")]);
+    let order: Vec<Slot> = (0..6).map(|_| exhaust_next(&mut scheduler, START)).collect();
+    let expected = [slot(2, 3), slot(2, 1), slot(2, 2), slot(1, 1), slot(1, 2), slot(1, 3)];
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn a_cursor_beyond_the_list_is_taken_modulo_and_nonsense_is_zero() {
+    let mut scheduler = with_cursors(3, 2, &[("key_cursor", "7"), ("model_cursor:k2", "seven")]);
+    assert_eq!(take(&mut scheduler, START).slot, slot(2, 1));
+}
+
+#[test]
+fn a_request_stays_on_its_slot_until_that_is_exhausted() {
+    let mut scheduler = scheduler(2, 2);
+    for _ in 0..100 {
+        let pick = take(&mut scheduler, START);
+        assert_eq!(pick.slot, slot(1, 1));
+        scheduler.report_success(&pick, START);
+    }
+}
+
+#[test]
+fn an_exhausted_slot_cools_alone_for_the_configured_time() {
+    let mut scheduler = scheduler(1, 2);
+    let pick = take(&mut scheduler, START);
+    let outcome = scheduler.report_exhausted(&pick, "used up", START);
+    assert_eq!(outcome, Exhausted { until: START.plus(MONTH), failures: 1 });
+    assert_eq!(scheduler.available_count(START), 1);
+    assert_eq!(take(&mut scheduler, START).slot, slot(1, 2));
+}
+
+#[test]
+fn a_slot_is_available_again_at_the_very_end_of_its_cooldown() {
+    let mut scheduler = scheduler(1, 1);
+    exhaust_next(&mut scheduler, START);
+    let end = START.plus(MONTH);
+    let before = Timestamp(end.0 - 1);
+    assert!(matches!(scheduler.next_slot(&[], before), Next::AllCooling { until } if until == end));
+    assert_eq!(take(&mut scheduler, end).slot, slot(1, 1));
+}
+
+#[test]
+fn when_everything_cools_the_soonest_end_is_told() {
+    let mut scheduler = scheduler(1, 2);
+    exhaust_next(&mut scheduler, START);
+    exhaust_next(&mut scheduler, Timestamp(START.0 + 5_000));
+    let now = Timestamp(START.0 + 9_000);
+    let Next::AllCooling { until } = scheduler.next_slot(&[], now) else { panic!("a slot") };
+    assert_eq!(until, START.plus(MONTH));
+}
+
+#[test]
+fn a_request_never_gets_a_slot_twice() {
+    let mut scheduler = scheduler(1, 2);
+    let tried = [slot(1, 1)];
+    assert_eq!(take_after(&mut scheduler, &tried, START).slot, slot(1, 2));
+    let tried = [slot(1, 1), slot(1, 2)];
+    assert!(matches!(scheduler.next_slot(&tried, START), Next::NoneLeft));
+}
+
+#[test]
+fn exhaustion_moves_the_model_cursor_to_the_next_available_model() {
+    let mut scheduler = with_cursors(1, 3, &[("model_cursor:k1", "1")]);
+    exhaust_next(&mut scheduler, START);
+    assert_eq!(cursors(&scheduler), (0, vec![2]));
+    exhaust_next(&mut scheduler, START);
+    assert_eq!(cursors(&scheduler), (0, vec![0]));
+}
+
+#[test]
+fn a_key_without_models_hands_the_key_cursor_to_the_next_key_that_has_one() {
+    let mut scheduler = scheduler(3, 1);
+    let second = Pick { slot: slot(2, 1), began: Tick(0), direct: true };
+    scheduler.report_exhausted(&second, "used up", START);
+    assert_eq!(cursors(&scheduler).0, 0);
+    exhaust_next(&mut scheduler, START);
+    assert_eq!(cursors(&scheduler).0, 2);
+}
+
+#[test]
+fn cursors_stay_where_they_are_when_nothing_is_left() {
+    let mut scheduler = scheduler(2, 1);
+    exhaust_next(&mut scheduler, START);
+    exhaust_next(&mut scheduler, START);
+    assert_eq!(cursors(&scheduler), (1, vec![0, 0]));
+}
+
+#[test]
+fn a_slot_reached_past_an_available_one_moves_no_cursor() {
+    let mut scheduler = scheduler(2, 2);
+    let pick = take_after(&mut scheduler, &[slot(1, 1)], START);
+    assert_eq!(pick.slot, slot(1, 2));
+    scheduler.report_success(&pick, START);
+    assert_eq!(cursors(&scheduler), (0, vec![0, 0]));
+    scheduler.report_exhausted(&pick, "used up", START);
+    assert_eq!(cursors(&scheduler), (0, vec![0, 0]), "the first slot is still good");
+}
+
+#[test]
+fn a_success_over_cooling_slots_moves_both_cursors() {
+    let mut scheduler = scheduler(2, 2);
+    for model in [1, 2] {
+        let index = scheduler.pool.place(slot(1, model));
+        scheduler.slots[index].cooldown_until = START.plus(MONTH);
+    }
+    let pick = take(&mut scheduler, START);
+    scheduler.report_success(&pick, START);
+    assert_eq!(cursors(&scheduler), (1, vec![0, 0]));
+}
+
+#[test]
+fn fifty_parallel_exhaustions_are_all_counted_and_nobody_starts_there_again() {
+    let mut scheduler = scheduler(1, 2);
+    let picks: Vec<Pick> = (0..50).map(|_| take(&mut scheduler, START)).collect();
+    for (n, pick) in picks.iter().enumerate() {
+        let outcome = scheduler.report_exhausted(pick, "used up", START);
+        assert_eq!(outcome.failures, n as u64 + 1);
+        let next = take_after(&mut scheduler, &[pick.slot], START);
+        assert_eq!(next.slot, slot(1, 2));
+        scheduler.report_success(&next, START);
+        assert_eq!(take(&mut scheduler, START).slot, slot(1, 2));
+    }
+}
+
+#[test]
+fn a_success_stamps_its_slot_and_clears_the_error() {
+    let mut scheduler = scheduler(1, 1);
+    exhaust_next(&mut scheduler, START);
+    let later = START.plus(MONTH);
+    let pick = take(&mut scheduler, later);
+    assert!(scheduler.report_success(&pick, later), "the cooldown had ended");
+    let view = &scheduler.view(later)[0];
+    assert_eq!((view.last_error, view.last_used_at), (None, Some(later)));
+    assert_eq!((view.cooldown_until, view.failure_count), (None, 1));
+    let pick = take(&mut scheduler, later);
+    assert!(!scheduler.report_success(&pick, later), "it is said once");
+}
+
+#[test]
+fn a_success_that_began_before_the_exhaustion_does_not_lift_it() {
+    let mut scheduler = scheduler(1, 2);
+    let long_stream = take(&mut scheduler, START);
+    exhaust_next(&mut scheduler, START);
+    let later = Timestamp(START.0 + 60_000);
+    assert!(!scheduler.report_success(&long_stream, later));
+    let view = &scheduler.view(later)[0];
+    assert!(!view.available);
+    assert_eq!((view.last_error, view.last_used_at), (Some("used up"), Some(later)));
+    assert_eq!(cursors(&scheduler), (0, vec![1]));
+}
+
+#[test]
+fn current_marks_where_the_next_request_starts() {
+    let mut scheduler = scheduler(2, 2);
+    exhaust_next(&mut scheduler, START);
+    exhaust_next(&mut scheduler, START);
+    let marked: Vec<Slot> = scheduler
+        .view(START)
+        .iter()
+        .filter(|view| view.current_key && view.current_model)
+        .map(|view| view.slot)
+        .collect();
+    assert_eq!(marked, [take(&mut scheduler, START).slot]);
+}
+
+#[test]
+fn every_change_raises_the_revision_and_asking_does_not() {
+    let mut scheduler = scheduler(1, 2);
+    let fresh = scheduler.revision();
+    let pick = take(&mut scheduler, START);
+    assert_eq!(scheduler.revision(), fresh);
+    scheduler.report_success(&pick, START);
+    assert_eq!(scheduler.revision(), fresh + 1);
+    scheduler.report_exhausted(&pick, "used up", START);
+    assert_eq!(scheduler.revision(), fresh + 2);
+}
+
+#[test]
+fn the_state_survives_its_file() {
+    let mut before = scheduler(2, 2);
+    exhaust_next(&mut before, START);
+    let pick = take(&mut before, START);
+    before.report_success(&pick, Timestamp(START.0 + 7));
+    let file = before.snapshot().to_file();
+    let read = StateFile::parse(&file.to_bytes()).unwrap();
+    let after = scheduler_from(2, 2, read);
+    assert_eq!(cursors(&after), cursors(&before));
+    assert_eq!(after.snapshot().to_file(), file);
+}
+
+#[test]
+fn strangers_records_are_written_back() {
+    let mut file = StateFile::default();
+    file.model_state.insert("old:gone".into(), SlotRecord::new("old", "gone", Timestamp(3)));
+    file.runtime_state.insert("task:1".into(), RuntimeRecord::new("k9".into(), Timestamp(4)));
+    let written = scheduler_from(1, 1, file.clone()).snapshot().to_file();
+    assert_eq!(written.model_state["old:gone"], file.model_state["old:gone"]);
+    assert_eq!(written.runtime_state["task:1"], file.runtime_state["task:1"]);
+    assert_eq!(written.model_state.len(), 2);
+}

@@ -1,0 +1,229 @@
+//! The state file's schema, version 1, shared with the TypeScript proxy this one replaces.
+//!
+//! Unknown fields and records are kept as they are: a reader of version 1 must not lose what a
+//! later version wrote.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::clock::Timestamp;
+
+/// The only version there is.
+const VERSION: u32 = 1;
+
+/// The runtime record that holds the key with which the next request starts.
+pub const KEY_CURSOR: &str = "key_cursor";
+
+/// The runtime record that holds the model with which a key's next request starts.
+#[must_use]
+pub fn model_cursor_name(key_hash: &str) -> String {
+    format!("model_cursor:{key_hash}")
+}
+
+/// The name of a slot's record.
+#[must_use]
+pub fn slot_name(key_hash: &str, model_id: &str) -> String {
+    format!("{key_hash}:{model_id}")
+}
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StateFile {
+    version: u32,
+    /// One record a slot, by [`slot_name`].
+    pub model_state: BTreeMap<String, SlotRecord>,
+    /// Cursors and whatever else is worth keeping, as text.
+    pub runtime_state: BTreeMap<String, RuntimeRecord>,
+    /// Fields of a later version.
+    #[serde(flatten)]
+    extra: Map<String, Value>,
+}
+
+/// What is known of one slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SlotRecord {
+    /// SHA-256 of the key, in hex.
+    pub key_hash: String,
+    /// The model's id.
+    pub model_id: String,
+    /// When the slot's cooldown ends; 0 = it does not cool.
+    pub cooldown_until: Timestamp,
+    /// How many exhaustion answers it has had, ever.
+    pub failure_count: u64,
+    /// Upstream's message of the last exhaustion; null after a success.
+    pub last_error: Option<String>,
+    /// The last success.
+    pub last_used_at: Option<Timestamp>,
+    /// The last change of this record.
+    pub updated_at: Timestamp,
+    /// Fields of a later version.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// A named text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuntimeRecord {
+    /// The text.
+    pub value: String,
+    /// The last change.
+    pub updated_at: Timestamp,
+    /// Fields of a later version.
+    #[serde(flatten)]
+    extra: Map<String, Value>,
+}
+
+impl SlotRecord {
+    /// The record of a slot that nothing has happened to yet.
+    #[must_use]
+    pub fn new(key_hash: &str, model_id: &str, now: Timestamp) -> Self {
+        Self {
+            key_hash: key_hash.to_owned(),
+            model_id: model_id.to_owned(),
+            cooldown_until: Timestamp(0),
+            failure_count: 0,
+            last_error: None,
+            last_used_at: None,
+            updated_at: now,
+            extra: Map::new(),
+        }
+    }
+}
+
+impl RuntimeRecord {
+    /// A text that was set `now`.
+    #[must_use]
+    pub fn new(value: String, now: Timestamp) -> Self {
+        Self { value, updated_at: now, extra: Map::new() }
+    }
+}
+
+impl Default for StateFile {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            model_state: BTreeMap::new(),
+            runtime_state: BTreeMap::new(),
+            extra: Map::new(),
+        }
+    }
+}
+
+impl StateFile {
+    /// Reads a file's content. Nothing at all (`touch`, a fresh bind mount) is an empty state.
+    ///
+    /// # Errors
+    /// When the content is no JSON or does not fit version 1; the text says where.
+    pub fn parse(content: &[u8]) -> Result<Self, String> {
+        if content.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Self::default());
+        }
+        let file: Self = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        if file.version != VERSION {
+            return Err(format!("version {} is not version {VERSION}", file.version));
+        }
+        Ok(file)
+    }
+
+    /// The file's content: two blanks of indent and a final newline.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes =
+            serde_json::to_vec_pretty(self).expect("a state of texts and numbers serialises");
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// The newest change that the file knows of: a clock behind it is wrong.
+    #[must_use]
+    pub fn newest_change(&self) -> Timestamp {
+        let slots = self.model_state.values().map(|record| record.updated_at);
+        let runtime = self.runtime_state.values().map(|record| record.updated_at);
+        slots.chain(runtime).max().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGINAL: &str = r#"{
+  "version": 1,
+  "modelState": {
+    "aa:qwen-plus": {
+      "keyHash": "aa",
+      "modelId": "qwen-plus",
+      "cooldownUntil": 1702592000000,
+      "failureCount": 1,
+      "lastError": "Free quota exhausted.",
+      "lastUsedAt": null,
+      "updatedAt": 1700000000000
+    }
+  },
+  "runtimeState": {
+    "key_cursor": {
+      "value": "0",
+      "updatedAt": 1700000000000
+    }
+  }
+}
+"#;
+
+    #[test]
+    fn a_file_of_the_original_survives_to_the_byte() {
+        let file = StateFile::parse(ORIGINAL.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8(file.to_bytes()).unwrap(), ORIGINAL);
+        assert_eq!(file.newest_change(), Timestamp(1_700_000_000_000));
+    }
+
+    #[test]
+    fn fields_of_a_later_version_are_kept() {
+        let text = r#"{"version":1,"modelState":{"a:m":{"keyHash":"a","modelId":"m","cooldownUntil":0,
+            "failureCount":0,"lastError":null,"lastUsedAt":5,"updatedAt":7,"note":{"x":1}}},
+            "runtimeState":{"r":{"value":"v","updatedAt":1,"by":"you"}},"future":[1,2]}"#;
+        let file = StateFile::parse(text.as_bytes()).unwrap();
+        let again: Value = serde_json::from_slice(&file.to_bytes()).unwrap();
+        assert_eq!(again, serde_json::from_str::<Value>(text).unwrap());
+    }
+
+    #[test]
+    fn nothing_at_all_is_an_empty_state() {
+        for content in ["", "\n", "  \r\n"] {
+            assert_eq!(StateFile::parse(content.as_bytes()), Ok(StateFile::default()));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_version_1_is_refused() {
+        let misfits = [
+            "{",
+            "null",
+            "[]",
+            "{}",
+            "\0\0\0\0",
+            r#"{"version":2,"modelState":{},"runtimeState":{}}"#,
+            r#"{"version":"1","modelState":{},"runtimeState":{}}"#,
+            r#"{"version":1,"modelState":[],"runtimeState":{}}"#,
+            r#"{"version":1,"modelState":{}}"#,
+            r#"{"version":1,"modelState":{},"runtimeState":{"key_cursor":{"value":0,"updatedAt":1}}}"#,
+            r#"{"version":1,"modelState":{},"runtimeState":{"key_cursor":{"value":"0","updatedAt":1e300}}}"#,
+            r#"{"version":1,"modelState":{"a:b":{"keyHash":"a"}},"runtimeState":{}}"#,
+        ];
+        for content in misfits {
+            assert!(StateFile::parse(content.as_bytes()).is_err(), "{content}");
+        }
+    }
+
+    #[test]
+    fn a_file_cut_at_any_byte_is_refused_or_empty() {
+        for length in 1..ORIGINAL.trim_end().len() {
+            let cut = &ORIGINAL.as_bytes()[..length];
+            assert!(StateFile::parse(cut).is_err(), "cut at {length}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The way back: upstream's bytes to the client, as they come.
+//!
+//! Nothing is re-framed and nothing invented: a clean end is a clean end, and a cut stays a cut.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+
+use crate::clock;
+use crate::policy::sse;
+use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
+
+/// How much is read from upstream at once, in bytes.
+const BUFFER: usize = 16 * 1024;
+
+/// How much of a stream is held while its first event is incomplete, in bytes.
+const MAX_HELD: usize = 64 * 1024;
+
+/// How long it is held once its first byte has come.
+const LONGEST_HOLD: Duration = Duration::from_secs(1);
+
+/// How long the head waits for the first bytes of the body, to leave in one packet with them.
+const HEAD_WAITS: Duration = Duration::from_millis(20);
+
+/// The head of an answer to the client.
+#[derive(Debug)]
+pub struct Head {
+    /// The HTTP status.
+    pub status: u16,
+    /// The headers, without any framing of the body.
+    pub headers: HeaderMap,
+    /// How long the body is, in bytes, if that is known.
+    pub length: Option<u64>,
+}
+
+/// The client's side of one request.
+pub trait Client {
+    /// Begins the answer. The head leaves with the first bytes, or with [`Client::flush`].
+    fn start(&mut self, head: &Head);
+
+    /// Sends a part of the body at once.
+    ///
+    /// # Errors
+    /// When the client does not take it.
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+
+    /// Sends what is still held back.
+    ///
+    /// # Errors
+    /// When the client does not take it.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Ends the answer cleanly.
+    ///
+    /// # Errors
+    /// When the client does not take it.
+    fn finish(&mut self) -> io::Result<()>;
+
+    /// Ends the answer so that the client can tell that it is not whole.
+    fn cut(&mut self);
+
+    /// Something that can be asked, also while this answer is being written, whether the client
+    /// has left.
+    fn watch(&self) -> ClientWatch;
+}
+
+/// How a relayed answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Both sides saw all of it.
+    Clean,
+    /// Upstream broke off; the cause in words.
+    UpstreamCut(String),
+    /// The client did not take all of it.
+    ClientLeft,
+}
+
+/// What was relayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Relayed {
+    /// How it ended.
+    pub end: End,
+    /// How many bytes of the body the client was sent.
+    pub bytes: u64,
+    /// When the first of them left.
+    pub first_byte: Option<Instant>,
+}
+
+/// The beginning of a body that was read before its head could go out.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// The bytes, in order.
+    pub bytes: Vec<u8>,
+    /// Whether the body ended, or broke, behind them.
+    rest: Rest,
+}
+
+#[derive(Debug, Default)]
+enum Rest {
+    #[default]
+    ToCome,
+    Ended,
+    Broken(CallError),
+}
+
+/// Reads a body's first `limit` bytes.
+pub fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
+    let mut held = Held::default();
+    let mut buffer = vec![0; BUFFER];
+    while held.bytes.len() < limit && matches!(held.rest, Rest::ToCome) {
+        let read = body.read(&mut buffer);
+        held.take(read, &buffer);
+    }
+    held
+}
+
+/// Reads a stream until its first event is complete and returns that event's payload. The wait
+/// ends without one when the stream ends, or when too much has been held for too long.
+pub fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
+    let mut held = Held::default();
+    let mut buffer = vec![0; BUFFER];
+    let mut give_up_at = None;
+    loop {
+        let read = match give_up_at {
+            None => body.read(&mut buffer).map(Some),
+            Some(at) => body.read_until(&mut buffer, at),
+        };
+        match read.transpose() {
+            None => return (held, None),
+            Some(read) => held.take(read, &buffer),
+        }
+        if let Some(event) = sse::first_event(&held.bytes) {
+            return (held, Some(event));
+        }
+        if !matches!(held.rest, Rest::ToCome) || held.bytes.len() >= MAX_HELD {
+            return (held, None);
+        }
+        give_up_at.get_or_insert_with(|| clock::instant() + LONGEST_HOLD);
+    }
+}
+
+impl Held {
+    fn take(&mut self, read: Result<usize, CallError>, buffer: &[u8]) {
+        match read {
+            Ok(0) => self.rest = Rest::Ended,
+            Ok(count) => self.bytes.extend_from_slice(&buffer[..count]),
+            Err(error) => self.rest = Rest::Broken(error),
+        }
+    }
+}
+
+/// Sends the head, what was held, and the rest of the body as it comes.
+pub fn relay(head: &Head, held: Held, body: &mut AnswerBody, client: &mut dyn Client) -> Relayed {
+    let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
+    client.start(head);
+    relayed.end = match copy(held, body, client, &mut relayed) {
+        Ok(()) => match client.finish() {
+            Ok(()) => End::Clean,
+            Err(_) => End::ClientLeft,
+        },
+        Err(end) => end,
+    };
+    if relayed.end != End::Clean {
+        client.cut();
+    }
+    relayed
+}
+
+fn copy(
+    held: Held,
+    body: &mut AnswerBody,
+    client: &mut dyn Client,
+    relayed: &mut Relayed,
+) -> Result<(), End> {
+    if !held.bytes.is_empty() {
+        send(client, &held.bytes, relayed)?;
+    }
+    match held.rest {
+        Rest::Ended => return Ok(()),
+        Rest::Broken(error) => return Err(End::of(error)),
+        Rest::ToCome => {}
+    }
+    let mut buffer = vec![0; BUFFER];
+    if relayed.bytes == 0 {
+        match body.read_until(&mut buffer, clock::instant() + HEAD_WAITS).map_err(End::of)? {
+            Some(0) => return Ok(()),
+            Some(count) => send(client, &buffer[..count], relayed)?,
+            None => client.flush().map_err(|_| End::ClientLeft)?,
+        }
+    }
+    loop {
+        match body.read(&mut buffer).map_err(End::of)? {
+            0 => return Ok(()),
+            count => send(client, &buffer[..count], relayed)?,
+        }
+    }
+}
+
+fn send(client: &mut dyn Client, bytes: &[u8], relayed: &mut Relayed) -> Result<(), End> {
+    client.send(bytes).map_err(|_| End::ClientLeft)?;
+    relayed.first_byte.get_or_insert_with(clock::instant);
+    relayed.bytes += bytes.len() as u64;
+    Ok(())
+}
+
+impl End {
+    fn of(error: CallError) -> Self {
+        match error.kind {
+            FailureKind::ClientLeft => Self::ClientLeft,
+            _ => Self::UpstreamCut(error.cause),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! The state file: one process per file, and every change on disk before anybody can rely on it.
+//!
+//! A thread of its own writes, so that a hung disk never holds a worker for longer than
+//! [`LONGEST_WAIT`]. Changes that come while it writes share the next write (group commit).
+//! Nothing here takes the scheduler's lock for longer than a snapshot.
+
+mod file;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::{info, warn};
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{self, Timestamp};
+use crate::error::StartupError;
+use crate::policy::scheduler::Scheduler;
+use crate::policy::state::StateFile;
+use file::Place;
+
+/// How long a worker waits for the disk. The write itself goes on.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// How often a failed write is tried again while nothing changes.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// The state file, held for the life of the process.
+#[derive(Debug)]
+pub struct Store {
+    place: Place,
+    progress: Mutex<Progress>,
+    /// Wakes the writer.
+    wanted: Condvar,
+    /// Wakes those who wait for a write.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    /// The newest revision that somebody wants on disk.
+    wanted: u64,
+    /// The newest revision that was tried.
+    tried: u64,
+    /// Whether the last try failed.
+    failing: bool,
+    closing: bool,
+}
+
+impl Store {
+    /// Takes the file for this process, reads it, and removes what earlier runs left behind.
+    ///
+    /// # Errors
+    /// When another process has the file, or when it can neither be read nor set aside: nothing
+    /// is ever overwritten unread.
+    pub fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
+        let place = Place::take(path).map_err(StartupError::State)?;
+        let state = place.read(now).map_err(StartupError::State)?;
+        let store = Self {
+            place,
+            progress: Mutex::default(),
+            wanted: Condvar::new(),
+            written: Condvar::new(),
+        };
+        Ok((store, state))
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// Whether the last write reached the disk.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        !self.progress.lock().failing
+    }
+
+    /// Asks for a write and does not wait.
+    pub fn request(&self, revision: u64) {
+        let mut progress = self.progress.lock();
+        if progress.wanted < revision {
+            progress.wanted = revision;
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Waits until `revision` is on disk, or could not be written, or [`LONGEST_WAIT`] is over.
+    pub fn wait(&self, revision: u64) {
+        let deadline = clock::instant() + LONGEST_WAIT;
+        let mut progress = self.progress.lock();
+        while progress.tried < revision {
+            if self.written.wait_until(&mut progress, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Puts everything that has happened so far on disk.
+    pub fn commit(&self, scheduler: &Mutex<Scheduler>) {
+        let revision = scheduler.lock().revision();
+        self.request(revision);
+        self.wait(revision);
+    }
+
+    /// The writer's life: until [`Store::close`], it writes whatever was asked for.
+    pub fn run(&self, scheduler: &Mutex<Scheduler>) {
+        while self.await_work() {
+            let snapshot = scheduler.lock().snapshot();
+            let outcome = self.place.write(&snapshot.to_file().to_bytes(), clock::now());
+            self.record(snapshot.revision, &outcome);
+        }
+    }
+
+    /// Ends the writer, after what has been asked for.
+    pub fn close(&self) {
+        self.progress.lock().closing = true;
+        self.wanted.notify_one();
+    }
+
+    /// Blocks until there is something to write; `false` when there will be nothing any more.
+    fn await_work(&self) -> bool {
+        let mut progress = self.progress.lock();
+        loop {
+            if progress.wanted > progress.tried {
+                return true;
+            }
+            if progress.closing {
+                return false;
+            }
+            if !progress.failing {
+                self.wanted.wait(&mut progress);
+            } else if self.wanted.wait_for(&mut progress, RETRY_AFTER).timed_out() {
+                return true;
+            }
+        }
+    }
+
+    fn record(&self, revision: u64, outcome: &io::Result<()>) {
+        let failed_before = {
+            let mut progress = self.progress.lock();
+            progress.tried = progress.tried.max(revision);
+            self.written.notify_all();
+            std::mem::replace(&mut progress.failing, outcome.is_err())
+        };
+        match outcome {
+            Ok(()) if failed_before => info!("state written=true file={}", self.path().display()),
+            Err(error) if !failed_before => warn!(
+                "state written=false file={} error=\"{error}\"; cooldowns are kept in memory and written as soon as they can be",
+                self.path().display()
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// Starts the thread that writes.
+///
+/// # Errors
+/// When the system gives no thread.
+pub fn spawn_writer(
+    store: Arc<Store>,
+    scheduler: Arc<Mutex<Scheduler>>,
+) -> io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("state-writer".into()).spawn(move || store.run(&scheduler))
+}
+
+/// The name of a file beside `path`, with something appended.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::pool::Pool;
+    use crate::policy::scheduler::Next;
+    use crate::store::file::tests::Folder;
+
+    fn scheduler(state: StateFile) -> Arc<Mutex<Scheduler>> {
+        let pool = Arc::new(Pool::new(vec!["aa".into()], vec!["m1".into(), "m2".into()]));
+        let cooldown = Duration::from_secs(60);
+        Arc::new(Mutex::new(Scheduler::new(pool, cooldown, state, Timestamp(1_000))))
+    }
+
+    fn exhaust(scheduler: &Mutex<Scheduler>) {
+        let mut scheduler = scheduler.lock();
+        let Next::Slot(pick) = scheduler.next_slot(&[], Timestamp(2_000)) else { panic!() };
+        scheduler.report_exhausted(&pick, "used up", Timestamp(2_000));
+    }
+
+    #[test]
+    fn a_committed_change_is_in_the_file_and_is_read_again() {
+        let folder = Folder::new();
+        let path = folder.path().join("deep/state.json");
+        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
+        let (store, scheduler_1) = (Arc::new(store), scheduler(state));
+        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler_1)).unwrap();
+        exhaust(&scheduler_1);
+        store.commit(&scheduler_1);
+        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written, scheduler_1.lock().snapshot().to_file());
+        store.close();
+        writer.join().unwrap();
+        drop(store);
+        let (_, again) = Store::open(&path, Timestamp(0)).unwrap();
+        assert_eq!(again, written);
+    }
+
+    #[test]
+    fn parallel_changes_are_all_on_disk_when_their_commit_returns() {
+        let folder = Folder::new();
+        let path = folder.path().join("state.json");
+        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
+        let (store, scheduler) = (Arc::new(store), scheduler(state));
+        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let Next::Slot(pick) = scheduler.lock().next_slot(&[], Timestamp(5_000))
+                        else {
+                            panic!()
+                        };
+                        scheduler.lock().report_success(&pick, Timestamp(5_000));
+                        let revision = scheduler.lock().revision();
+                        store.commit(&scheduler);
+                        assert!(store.progress.lock().tried >= revision);
+                        let content = std::fs::read(&path).unwrap();
+                        StateFile::parse(&content).unwrap();
+                    }
+                });
+            }
+        });
+        store.close();
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_vanished_is_made_again() {
+        let folder = Folder::new();
+        let path = folder.path().join("inner/state.json");
+        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
+        let (store, scheduler) = (Arc::new(store), scheduler(state));
+        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        exhaust(&scheduler);
+        store.commit(&scheduler);
+        assert!(store.is_writable() && path.exists());
+        store.close();
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_failed_write_fails_no_request_and_is_made_up_for() {
+        let folder = Folder::new();
+        let path = folder.path().join("inner/state.json");
+        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
+        let (store, scheduler) = (Arc::new(store), scheduler(state));
+        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        // A file where the folder was: nothing can be written there, not even by root.
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+        exhaust(&scheduler);
+        store.commit(&scheduler);
+        assert!(!store.is_writable());
+        std::fs::remove_file(path.parent().unwrap()).unwrap();
+        exhaust(&scheduler);
+        store.commit(&scheduler);
+        assert!(store.is_writable());
+        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written, scheduler.lock().snapshot().to_file());
+        store.close();
+        writer.join().unwrap();
+    }
+}

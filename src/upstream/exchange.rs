@@ -1,0 +1,169 @@
+//! What one call is waiting for and how far it got.
+//!
+//! ureq gives a transport no way to know which call it serves, but a blocking call never leaves
+//! its thread: so the transport and the call meet in a thread-local. It is set up by
+//! [`begin`] and read by `transport`.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+
+/// Says whether the client that waits for this call has left.
+pub type ClientWatch = Box<dyn Fn() -> bool>;
+
+/// How far a call got. A request may be repeated only while upstream cannot have worked on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// There is no connection yet.
+    #[default]
+    Connecting,
+    /// Part of the request was handed to the system.
+    Sending,
+    /// The whole request was, and no byte has come back.
+    Waiting,
+    /// The answer has begun.
+    Receiving,
+}
+
+/// Which limit a wait is under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// Until the answer's head: `UPSTREAM_TIMEOUT_SECONDS`.
+    Head,
+    /// Between two reads of a body: `STREAM_IDLE_TIMEOUT_SECONDS`.
+    Idle,
+    /// The reader wants to be asked again at this time, and the answer goes on.
+    Pause,
+}
+
+#[derive(Default)]
+struct Exchange {
+    stage: Stage,
+    /// Whether the connection had served another call before.
+    reused: bool,
+    /// Set while connectors work, whose bytes are not the request's.
+    connecting: bool,
+    started: Option<Instant>,
+    head_deadline: Option<Instant>,
+    idle_limit: Option<Duration>,
+    pause_at: Option<Instant>,
+    watch: Option<ClientWatch>,
+    client_left: bool,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Exchange> = RefCell::default();
+}
+
+fn with<T>(f: impl FnOnce(&mut Exchange) -> T) -> T {
+    CURRENT.with_borrow_mut(f)
+}
+
+/// A new attempt begins on this thread; its head is due within `head_limit`.
+pub(super) fn begin(head_limit: Duration) {
+    with(|exchange| {
+        exchange.stage = Stage::Connecting;
+        exchange.reused = true;
+        exchange.connecting = false;
+        let now = clock::instant();
+        exchange.started = Some(now);
+        exchange.head_deadline = Some(now + head_limit);
+        exchange.idle_limit = None;
+        exchange.pause_at = None;
+        exchange.client_left = false;
+    });
+}
+
+/// The head has come: from here on only silence is limited.
+pub(super) fn head_arrived(idle_limit: Duration) {
+    with(|exchange| {
+        exchange.head_deadline = None;
+        exchange.idle_limit = Some(idle_limit);
+    });
+}
+
+/// Makes the next reads of this thread return at `at`, if nothing has come by then.
+pub(super) fn pause_at(at: Option<Instant>) {
+    with(|exchange| exchange.pause_at = at);
+}
+
+/// For how long `watch` is asked during this thread's waits: until it is dropped.
+#[must_use]
+pub struct Watching(());
+
+/// From now on this thread's waits ask between slices whether the client is still there.
+pub fn watch_client(watch: ClientWatch) -> Watching {
+    with(|exchange| exchange.watch = Some(watch));
+    Watching(())
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        with(|exchange| exchange.watch = None);
+    }
+}
+
+/// How long a read may wait that starts now, and under which limit.
+pub(super) fn time_left() -> Option<(Duration, Limit)> {
+    with(|exchange| {
+        let now = clock::instant();
+        let until = |at: Instant| at.saturating_duration_since(now);
+        let limits = [
+            exchange.head_deadline.map(|at| (until(at), Limit::Head)),
+            exchange.idle_limit.map(|limit| (limit, Limit::Idle)),
+            exchange.pause_at.map(|at| (until(at), Limit::Pause)),
+        ];
+        limits.into_iter().flatten().min_by_key(|(left, _)| *left)
+    })
+}
+
+/// Asks whether the client has left. Once it has, it has.
+pub(super) fn client_has_left() -> bool {
+    // Taken out while it is asked, so that it may do what it likes on this thread.
+    let Some(watch) = with(|exchange| exchange.watch.take()) else { return false };
+    let left = watch();
+    with(|exchange| {
+        exchange.watch = Some(watch);
+        exchange.client_left |= left;
+        exchange.client_left
+    })
+}
+
+/// Whether this call ended because its client left.
+pub(super) fn ended_by_client() -> bool {
+    with(|exchange| exchange.client_left)
+}
+
+/// Connectors begin to work. `false` when they already do: a proxy's own connection.
+pub(super) fn start_connecting() -> bool {
+    with(|exchange| {
+        exchange.reused = false;
+        !std::mem::replace(&mut exchange.connecting, true)
+    })
+}
+
+/// The connection stands.
+pub(super) fn connected() {
+    with(|exchange| exchange.connecting = false);
+}
+
+/// How long ago the attempt began.
+pub(super) fn time_since_start() -> Duration {
+    let started = with(|exchange| exchange.started);
+    started.map_or(Duration::ZERO, |at| clock::instant().saturating_duration_since(at))
+}
+
+/// The request reached a stage; it never goes back. Bytes of a connector's own talk do not count.
+pub(super) fn reached(stage: Stage) {
+    with(|exchange| {
+        if !exchange.connecting {
+            exchange.stage = exchange.stage.max(stage);
+        }
+    });
+}
+
+/// How far the call got, and whether its connection had served another call before.
+pub(super) fn progress() -> (Stage, bool) {
+    with(|exchange| (exchange.stage, exchange.reused))
+}
