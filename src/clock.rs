@@ -41,6 +41,12 @@ impl Timestamp {
     }
 }
 
+impl From<Timestamp> for SystemTime {
+    fn from(time: Timestamp) -> Self {
+        UNIX_EPOCH + Duration::from_millis(time.0)
+    }
+}
+
 /// ISO 8601 in UTC with milliseconds, e.g. `2026-11-29T18:00:00.123Z`, as JavaScript's
 /// `toISOString` writes it.
 impl fmt::Display for Timestamp {

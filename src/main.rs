@@ -1,2 +1,89 @@
-//! The command.
-fn main() {}
+//! The command: reads what was typed, sets up signals and the log, and prints the final error.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crossbeam_channel::Receiver;
+use dashscope_proxy::cli::{self, Command, UsageError};
+use dashscope_proxy::config::{self, Environment};
+use dashscope_proxy::error::StartupError;
+use dashscope_proxy::service::Service;
+use dashscope_proxy::{demo, logging};
+
+/// EX_USAGE of sysexits.h.
+const USAGE_EXIT: u8 = 64;
+
+/// The exit code of a process that a signal ended, as shells count it (128 + SIGINT).
+const INTERRUPTED_EXIT: i32 = 130;
+
+/// Why the process ends with something other than 0.
+enum Failure {
+    Usage(UsageError),
+    Startup(StartupError),
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => complain(&failure),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the one place that prints the final error")]
+fn complain(failure: &Failure) -> ExitCode {
+    match failure {
+        Failure::Usage(error) => {
+            eprintln!("dashscope-proxy: {error}\n\n{}", cli::USAGE);
+            ExitCode::from(USAGE_EXIT)
+        }
+        Failure::Startup(error) => {
+            eprintln!("dashscope-proxy: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "the answer to --help and --version")]
+fn run() -> Result<(), Failure> {
+    let command = cli::parse(std::env::args_os().skip(1)).map_err(Failure::Usage)?;
+    match command {
+        Command::Help => print!("{}", cli::USAGE),
+        Command::Version => println!("dashscope-proxy {}", env!("CARGO_PKG_VERSION")),
+        Command::Serve { env_file } => {
+            let environment = Environment::read(env_file.as_deref())?;
+            let loaded = config::load(&environment)?;
+            logging::start(&loaded.config.log_filter);
+            let stop = on_signal()?;
+            Service::start(loaded)?.run(&stop);
+        }
+        Command::Demo => {
+            logging::start("info");
+            demo::run(&on_signal()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// SIGINT, SIGTERM or SIGHUP asks for a stop (ctrlc cannot tell them apart); a second one does
+/// not wait for it.
+#[expect(clippy::disallowed_methods, reason = "a second signal must not wait for main")]
+fn on_signal() -> Result<Receiver<()>, Failure> {
+    let (sender, receiver) = crossbeam_channel::bounded(1);
+    let asked = AtomicBool::new(false);
+    let handler = move || {
+        if asked.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED_EXIT);
+        }
+        let _ = sender.try_send(());
+    };
+    ctrlc::set_handler(handler).map_err(|error| {
+        Failure::Startup(StartupError::System(format!("failed to listen to signals: {error}")))
+    })?;
+    Ok(receiver)
+}
+
+impl<E: Into<StartupError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Startup(error.into())
+    }
+}

@@ -32,8 +32,8 @@ impl fmt::Display for BodyError {
 
 /// A body that has been looked through.
 #[derive(Debug)]
-pub struct RequestBody {
-    bytes: Vec<u8>,
+pub struct RequestBody<'a> {
+    bytes: &'a [u8],
     /// Where the `model` value stands, or where one goes in.
     place: Place,
     is_stream: bool,
@@ -49,13 +49,13 @@ enum Place {
     },
 }
 
-impl RequestBody {
+impl<'a> RequestBody<'a> {
     /// Looks through a body.
     ///
     /// # Errors
     /// When it is not a JSON object, or has two top-level `model`s.
-    pub fn parse(bytes: Vec<u8>) -> Result<Self, BodyError> {
-        let (place, is_stream) = locate(&bytes)?;
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
+        let (place, is_stream) = locate(bytes)?;
         Ok(Self { bytes, place, is_stream })
     }
 
@@ -76,7 +76,7 @@ impl RequestBody {
 
     /// The body with `model` in it, everything else to the byte as the client sent it.
     #[must_use]
-    pub fn with_model(&self, model: &str) -> Edited<'_> {
+    pub fn with_model(&self, model: &str) -> Edited<'a> {
         let value = serde_json::Value::from(model).to_string();
         let (before, patch, after) = match &self.place {
             Place::Replace(span) => (span.start, value, span.end),
@@ -190,8 +190,8 @@ impl<'de> Visitor<'de> for TopVisitor {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> RequestBody {
-        RequestBody::parse(text.as_bytes().to_vec()).unwrap()
+    fn parse(text: &str) -> RequestBody<'_> {
+        RequestBody::parse(text.as_bytes()).unwrap()
     }
 
     fn written(edited: &Edited<'_>) -> String {
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn two_models_are_refused_even_when_one_is_escaped() {
         for text in [r#"{"model":"a","model":"a"}"#, r#"{"model":"a","x":1,"\u006dodel":"b"}"#] {
-            let error = RequestBody::parse(text.into()).unwrap_err();
+            let error = RequestBody::parse(text.as_bytes()).unwrap_err();
             assert_eq!(error, BodyError::RepeatedModel);
         }
     }
@@ -271,7 +271,7 @@ mod tests {
             b"\x28\xb5\x2f\xfd",
             b"{\"a\":\"\xff\"}",
         ] {
-            let error = RequestBody::parse(bytes.to_vec()).unwrap_err();
+            let error = RequestBody::parse(bytes).unwrap_err();
             assert!(matches!(error, BodyError::NotAnObject(_)), "{bytes:?}");
         }
     }

@@ -1,0 +1,128 @@
+//! `dashscope-proxy demo`: the real proxy in front of the built-in stand-in, with small quotas.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use log::info;
+
+use crate::clock;
+use crate::config::{self, Environment};
+use crate::error::StartupError;
+use crate::service::Service;
+use crate::standin::StandIn;
+
+const PROXY_KEY: &str = "demo-proxy-key-0001";
+const KEYS: [&str; 2] = ["sk-demo-first", "sk-demo-second"];
+const MODELS: [&str; 3] = ["qwen-max", "qwen-plus", "qwen-turbo"];
+
+/// How many requests each slot of the demo serves.
+const QUOTA: u64 = 2;
+
+/// How many requests the demo makes itself: enough to see one slot run out.
+const SHOWN: u64 = QUOTA + 1;
+
+/// The port of the real thing, and how many after it are tried.
+const PORT: u16 = 3300;
+const PORTS: u16 = 100;
+
+/// Runs the demo until `stop` says so.
+///
+/// # Errors
+/// When there is no free port or no place for the state.
+pub fn run(stop: &Receiver<()>) -> Result<(), StartupError> {
+    let standin = StandIn::start()
+        .map_err(|error| StartupError::System(format!("failed to start the stand-in: {error}")))?;
+    standin.set_keys(&KEYS);
+    standin.set_models(&MODELS);
+    standin.set_default_quota(Some(QUOTA));
+    standin.keep_calls(false);
+    let folder = Folder::new();
+    let port = free_port()?;
+    let origin = standin.origin();
+    let settings = [
+        ("PROXY_API_KEY", PROXY_KEY.to_owned()),
+        ("DASHSCOPE_API_KEYS", KEYS.join(",")),
+        ("MODEL_IDS", MODELS.join(",")),
+        ("PORT", port.to_string()),
+        ("UPSTREAM_BASE_URL", format!("{origin}/apps/anthropic")),
+        ("OPENAI_UPSTREAM_BASE_URL", format!("{origin}/compatible-mode/v1")),
+        ("STATE_PATH", folder.0.join("proxy-state.json").display().to_string()),
+    ];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value));
+    let loaded = config::load(&Environment::from_pairs(settings))?;
+    let service = Service::start(loaded)?;
+    introduce(service.address());
+    for _ in 0..SHOWN {
+        if let Err(error) = ask(service.address()) {
+            info!("demo request failed: {error}");
+        }
+    }
+    service.run(stop);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "this is what the command is for")]
+fn introduce(address: SocketAddr) {
+    let slots = KEYS.len() * MODELS.len();
+    if address.port() != PORT {
+        println!("\nPort {PORT} is taken, so this demo is on port {}.", address.port());
+    }
+    println!(
+        r#"
+The demo proxy is on http://{address} with the key {PROXY_KEY}.
+Behind it is a stand-in of DashScope: {} keys x {} models = {slots} slots, each with a free
+quota of {QUOTA} requests. {SHOWN} requests are made right now; watch the log. Then try
+
+  curl http://{address}/v1/chat/completions -H 'Authorization: Bearer {PROXY_KEY}' \
+       -d '{{"model":"any","messages":[{{"role":"user","content":"hello"}}]}}'
+
+  curl -N http://{address}/v1/messages -H 'x-api-key: {PROXY_KEY}' \
+       -d '{{"model":"any","max_tokens":99,"stream":true,"messages":[{{"role":"user","content":"hello"}}]}}'
+
+until all {slots} slots are used up and the answer is 503. Ctrl-C ends it.
+"#,
+        KEYS.len(),
+        MODELS.len(),
+    );
+}
+
+/// The first free port from [`PORT`] on.
+fn free_port() -> Result<u16, StartupError> {
+    (PORT..PORT + PORTS)
+        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .ok_or_else(|| StartupError::Listen(format!("no port is free from {PORT} on")))
+}
+
+/// One chat request, the answer read to its end.
+fn ask(address: SocketAddr) -> io::Result<()> {
+    let body = r#"{"model":"any","messages":[{"role":"user","content":"hello"}]}"#;
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+    write!(
+        socket,
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
+         authorization: Bearer {PROXY_KEY}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )?;
+    socket.read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// A temporary folder that goes with the demo.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let name = format!("dashscope-proxy-demo-{}-{}", process::id(), clock::now().0);
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

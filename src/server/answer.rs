@@ -1,0 +1,209 @@
+//! Writing an answer past the library's own encoder, which holds a stream back in two buffers.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::SystemTime;
+
+use http::StatusCode;
+use tiny_http::Request;
+
+use super::fd;
+use super::head::Head as RequestHead;
+use super::intake::Turn;
+use crate::relay::{Client, Head};
+use crate::upstream::ClientWatch;
+
+/// What a chunked body never contains: the client sees at once that the answer is broken.
+const NO_CHUNK_SIZE: &[u8] = b"!\r\n";
+
+/// The answer to one request. Dropped without one, the library answers 500.
+pub(super) struct Answer {
+    // Order matters when this is dropped: first the library may go on, then it is the turn of
+    // the connection's next request.
+    output: Output,
+    /// Bytes that go out with the next write.
+    pending: Vec<u8>,
+    framing: Framing,
+    peer: SocketAddr,
+    port: u16,
+    version: (u8, u8),
+    is_head: bool,
+    /// The client said that this is its last request: the library closes by itself.
+    client_closes: bool,
+    /// This is the last answer because we say so.
+    last: bool,
+    _turn: Turn,
+}
+
+enum Output {
+    /// Nothing has been written.
+    Unused(Request),
+    Writing(Box<dyn Write + Send>),
+    Gone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    /// No head yet, or an answer that has no body.
+    None,
+    /// This many bytes are still to come.
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+impl Answer {
+    /// The answer to `request`, whose body has been read. `last`: it ends its connection.
+    pub(super) fn new(
+        request: Request,
+        head: &RequestHead,
+        port: u16,
+        last: bool,
+        turn: Turn,
+    ) -> Self {
+        Self {
+            output: Output::Unused(request),
+            pending: Vec::new(),
+            framing: Framing::None,
+            peer: head.peer,
+            port,
+            version: head.version,
+            is_head: head.method == "HEAD",
+            client_closes: head.closes,
+            last: last || head.version < (1, 1),
+            _turn: turn,
+        }
+    }
+
+    /// A whole answer at once.
+    pub(super) fn respond(&mut self, head: &Head, body: &[u8]) {
+        self.start(head);
+        let _ = self.send(body).and_then(|()| self.finish());
+    }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        if let Output::Unused(_) = self.output
+            && let Output::Unused(request) = std::mem::replace(&mut self.output, Output::Gone)
+        {
+            self.output = Output::Writing(request.into_writer());
+        }
+        match &mut self.output {
+            Output::Writing(writer) => writer,
+            Output::Unused(_) | Output::Gone => unreachable!("an unused request became a writer"),
+        }
+    }
+
+    fn write_pending(&mut self) -> io::Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        let writer = self.writer();
+        writer.write_all(&pending)?;
+        writer.flush()
+    }
+
+    fn framing_of(&self, head: &Head) -> Framing {
+        if matches!(head.status, 204 | 304) {
+            return Framing::None;
+        }
+        match head.length {
+            Some(length) => Framing::Length(length),
+            None if self.version < (1, 1) => Framing::UntilClose,
+            None => Framing::Chunked,
+        }
+    }
+
+    fn push_head(&mut self, head: &Head) {
+        let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let reason = status.canonical_reason().unwrap_or("");
+        let out = &mut self.pending;
+        out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", status.as_u16()).as_bytes());
+        for (name, value) in &head.headers {
+            push_header(out, name.as_str(), value.as_bytes());
+        }
+        if !head.headers.contains_key("date") {
+            let date = httpdate::fmt_http_date(SystemTime::from(crate::clock::now()));
+            push_header(out, "date", date.as_bytes());
+        }
+        match self.framing {
+            Framing::Length(length) => {
+                push_header(out, "content-length", length.to_string().as_bytes());
+            }
+            Framing::Chunked => push_header(out, "transfer-encoding", b"chunked"),
+            Framing::None | Framing::UntilClose => {}
+        }
+        if self.last || self.client_closes {
+            push_header(out, "connection", b"close");
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+impl Client for Answer {
+    fn start(&mut self, head: &Head) {
+        self.framing = self.framing_of(head);
+        self.push_head(head);
+        if self.is_head {
+            self.framing = Framing::None;
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match &mut self.framing {
+            Framing::None => return Ok(()),
+            _ if bytes.is_empty() => return Ok(()),
+            Framing::Length(left) => {
+                let length = bytes.len() as u64;
+                *left = left.checked_sub(length).ok_or(io::ErrorKind::InvalidData)?;
+                self.pending.extend_from_slice(bytes);
+            }
+            Framing::Chunked => {
+                self.pending.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+                self.pending.extend_from_slice(bytes);
+                self.pending.extend_from_slice(b"\r\n");
+            }
+            Framing::UntilClose => self.pending.extend_from_slice(bytes),
+        }
+        self.write_pending()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.write_pending()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        match self.framing {
+            Framing::Length(1..) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Framing::Chunked => self.pending.extend_from_slice(b"0\r\n\r\n"),
+            _ => {}
+        }
+        if !self.pending.is_empty() {
+            self.write_pending()?;
+        }
+        if self.last {
+            fd::end_output(self.peer, self.port);
+        }
+        Ok(())
+    }
+
+    fn cut(&mut self) {
+        if self.framing == Framing::Chunked {
+            self.pending.extend_from_slice(NO_CHUNK_SIZE);
+            let _ = self.write_pending();
+        }
+        fd::shut(self.peer, self.port);
+    }
+
+    fn watch(&self) -> ClientWatch {
+        let (peer, port) = (self.peer, self.port);
+        // After `Connection: close` the library shuts its reading side itself, and the end of
+        // input proves nothing.
+        let blind = self.client_closes || self.version < (1, 1);
+        Box::new(move || !blind && fd::has_left(peer, port))
+    }
+}

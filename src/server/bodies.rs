@@ -1,0 +1,172 @@
+//! Receiving request bodies, and the memory that they may take together.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tiny_http::Request;
+
+use super::head::BodyLength;
+use crate::error::ProxyError;
+
+/// How much of a chunked body is read at once, in bytes.
+const STEP: usize = 16 * 1024;
+
+/// How many bodies of the largest size may be in memory at the same time.
+const BODIES: usize = 4;
+
+/// The memory of all bodies together.
+#[derive(Debug)]
+pub(super) struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+/// A part of the budget, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Share {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+/// A body in memory.
+#[derive(Debug)]
+pub(super) struct Received {
+    pub(super) bytes: Vec<u8>,
+    pub(super) share: Share,
+}
+
+/// Why there is no body.
+#[derive(Debug)]
+pub(super) enum ReceiveError {
+    /// The client is told.
+    Refused(ProxyError),
+    /// The client broke off: there is nobody to tell.
+    Broken,
+}
+
+impl Budget {
+    /// A budget for bodies of up to `largest` bytes.
+    pub(super) fn new(largest: usize) -> Arc<Self> {
+        Arc::new(Self { limit: largest.saturating_mul(BODIES), used: AtomicUsize::new(0) })
+    }
+
+    fn share(self: &Arc<Self>) -> Share {
+        Share { budget: Arc::clone(self), bytes: 0 }
+    }
+}
+
+impl Share {
+    /// Takes more of the budget.
+    fn grow(&mut self, bytes: usize) -> Result<(), ReceiveError> {
+        let used = self.budget.used.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        if used.saturating_add(bytes) > self.budget.limit {
+            return Err(ReceiveError::Refused(ProxyError::Overloaded));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Reads a whole body of at most `largest` bytes. May wait for the client.
+pub(super) fn receive(
+    request: &mut Request,
+    length: BodyLength,
+    largest: usize,
+    budget: &Arc<Budget>,
+) -> Result<Received, ReceiveError> {
+    let mut share = budget.share();
+    let bytes = match length {
+        BodyLength::None | BodyLength::Unclear => Vec::new(),
+        BodyLength::Exact(length) => {
+            let length = usize::try_from(length).unwrap_or(usize::MAX);
+            share.grow(length)?;
+            exact(request.as_reader(), length)?
+        }
+        BodyLength::Chunked => chunked(request.as_reader(), largest, &mut share)?,
+    };
+    Ok(Received { bytes, share })
+}
+
+/// Exactly `length` bytes and not one read more: the library would read ahead into the next
+/// request.
+fn exact(reader: &mut dyn Read, length: usize) -> Result<Vec<u8>, ReceiveError> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length).map_err(|_| ReceiveError::Refused(ProxyError::Overloaded))?;
+    match reader.take(length as u64).read_to_end(&mut bytes) {
+        Ok(count) if count == length => Ok(bytes),
+        _ => Err(ReceiveError::Broken),
+    }
+}
+
+fn chunked(
+    reader: &mut dyn Read,
+    largest: usize,
+    share: &mut Share,
+) -> Result<Vec<u8>, ReceiveError> {
+    let mut bytes = Vec::new();
+    loop {
+        let start = bytes.len();
+        share.grow(STEP)?;
+        bytes.resize(start + STEP, 0);
+        let count = reader.read(&mut bytes[start..]).map_err(|_| ReceiveError::Broken)?;
+        bytes.truncate(start + count);
+        if bytes.len() > largest {
+            return Err(ReceiveError::Refused(ProxyError::TooLarge { limit: largest }));
+        }
+        if count == 0 {
+            return Ok(bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn budget() -> Arc<Budget> {
+        Budget::new(STEP * 2)
+    }
+
+    #[test]
+    fn a_body_of_known_length_is_read_to_the_byte() {
+        let mut source: &[u8] = b"bodyGET /next";
+        assert_eq!(exact(&mut source, 4).unwrap(), b"body");
+        assert_eq!(source, b"GET /next");
+    }
+
+    #[test]
+    fn a_body_that_ends_early_is_broken() {
+        assert!(matches!(exact(&mut &b"bo"[..], 4), Err(ReceiveError::Broken)));
+    }
+
+    #[test]
+    fn a_chunked_body_may_have_the_largest_size_and_no_byte_more() {
+        let body = vec![7; STEP * 2];
+        let mut share = budget().share();
+        assert_eq!(chunked(&mut &body[..], body.len(), &mut share).unwrap(), body);
+        let mut share = budget().share();
+        let outcome = chunked(&mut &body[..], body.len() - 1, &mut share);
+        assert!(matches!(outcome, Err(ReceiveError::Refused(ProxyError::TooLarge { .. }))));
+    }
+
+    #[test]
+    fn the_budget_is_shared_and_given_back() {
+        let budget = budget();
+        let mut first = budget.share();
+        first.grow(STEP * 8).unwrap();
+        let mut second = budget.share();
+        let refused = second.grow(1).unwrap_err();
+        assert!(matches!(refused, ReceiveError::Refused(ProxyError::Overloaded)));
+        drop(second);
+        drop(first);
+        assert_eq!(budget.used.load(Ordering::Relaxed), 0);
+        budget.share().grow(STEP * 8).unwrap();
+    }
+}

@@ -1,0 +1,175 @@
+//! What a request's head says, and whether it can be believed.
+
+use std::net::SocketAddr;
+
+use tiny_http::Request;
+
+use crate::error::ProxyError;
+use crate::policy::headers;
+use crate::policy::route::{self, Protocol};
+use crate::secret::Secret;
+
+/// The parts of a head that decide what happens to the request.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) method: String,
+    pub(super) path: String,
+    pub(super) query: Option<String>,
+    pub(super) peer: SocketAddr,
+    pub(super) version: (u8, u8),
+    pub(super) protocol: Protocol,
+    pub(super) length: BodyLength,
+    /// Whether the client itself asked for the end of the connection.
+    pub(super) closes: bool,
+}
+
+/// How the body is framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyLength {
+    None,
+    /// `Content-Length`, in bytes.
+    Exact(u64),
+    /// `Transfer-Encoding: chunked`.
+    Chunked,
+    /// Neither one thing nor the other: where the body ends, and the next request begins, is
+    /// anybody's guess (RFC 9112, section 6.3).
+    Unclear,
+}
+
+/// The library copies bodies of up to this many bytes before it hands the request out, unless
+/// the client waits for `100 Continue`.
+const READ_AHEAD: u64 = 1024;
+
+impl Head {
+    /// Reads a head.
+    pub(super) fn of(request: &Request, peer: SocketAddr) -> Self {
+        let (path, query) = match request.url().split_once('?') {
+            Some((path, query)) => (path, Some(query.to_owned())),
+            None => (request.url(), None),
+        };
+        let version = (request.http_version().0, request.http_version().1);
+        let closes = header(request, "connection").is_some_and(|value| {
+            value.split(',').any(|token| token.trim().eq_ignore_ascii_case("close"))
+        });
+        Self {
+            method: request.method().as_str().to_owned(),
+            path: path.to_owned(),
+            query,
+            peer,
+            version,
+            protocol: route::protocol_of(path, header(request, "anthropic-version").is_some()),
+            length: body_length(request),
+            closes,
+        }
+    }
+
+    /// Whether the body is here already, so that reading it waits for nobody.
+    pub(super) fn body_is_here(&self, request: &Request) -> bool {
+        match self.length {
+            BodyLength::None => true,
+            BodyLength::Exact(length) => {
+                length <= READ_AHEAD && header(request, "expect").is_none()
+            }
+            BodyLength::Chunked | BodyLength::Unclear => false,
+        }
+    }
+
+    /// Refuses a request whose end is not clear.
+    pub(super) fn check_framing(&self) -> Result<(), ProxyError> {
+        match self.length {
+            BodyLength::Unclear => Err(ProxyError::Malformed(
+                "the request needs exactly one plain Content-Length, or `Transfer-Encoding: chunked`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a body that cannot be used, before a byte of it is read.
+    pub(super) fn check_body(&self, request: &Request, limit: usize) -> Result<(), ProxyError> {
+        if let Some(coding) = header(request, "content-encoding")
+            && !coding.trim().eq_ignore_ascii_case("identity")
+        {
+            return Err(ProxyError::Encoded { coding: coding.chars().take(40).collect() });
+        }
+        match self.length {
+            BodyLength::Exact(length) if length > limit as u64 => {
+                Err(ProxyError::TooLarge { limit })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the request carries the proxy key, in whatever form.
+pub(super) fn is_authorized(request: &Request, key: &Secret) -> bool {
+    headers::credentials(header_pairs(request)).any(|presented| key.matches(presented))
+}
+
+/// The headers, in their order.
+pub(super) fn header_pairs(request: &Request) -> impl Iterator<Item = (&str, &str)> + Clone {
+    let headers = request.headers().iter();
+    headers.map(|header| (header.field.as_str().as_str(), header.value.as_str()))
+}
+
+/// The first header of this name.
+pub(super) fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
+    header_pairs(request)
+        .find(|(field, _)| field.eq_ignore_ascii_case(name))
+        .map(|(_, value)| value)
+}
+
+fn body_length(request: &Request) -> BodyLength {
+    let values = |name: &'static str| {
+        header_pairs(request)
+            .filter(move |(field, _)| field.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    };
+    framing(values("content-length"), values("transfer-encoding"))
+}
+
+/// Exactly one of: no length, one plain decimal length, `chunked` alone.
+fn framing<'a>(
+    mut lengths: impl Iterator<Item = &'a str>,
+    mut encodings: impl Iterator<Item = &'a str>,
+) -> BodyLength {
+    match (lengths.next(), lengths.next(), encodings.next(), encodings.next()) {
+        (None, None, None, None) => BodyLength::None,
+        (Some(length), None, None, None) if length.bytes().all(|byte| byte.is_ascii_digit()) => {
+            length.parse().map_or(BodyLength::Unclear, BodyLength::Exact)
+        }
+        (None, None, Some(coding), None) if coding.eq_ignore_ascii_case("chunked") => {
+            BodyLength::Chunked
+        }
+        _ => BodyLength::Unclear,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framed(lengths: &[&str], encodings: &[&str]) -> BodyLength {
+        framing(lengths.iter().copied(), encodings.iter().copied())
+    }
+
+    #[test]
+    fn a_body_has_one_clear_length_or_none() {
+        assert_eq!(framed(&[], &[]), BodyLength::None);
+        assert_eq!(framed(&["0"], &[]), BodyLength::Exact(0));
+        assert_eq!(framed(&["18446744073709551615"], &[]), BodyLength::Exact(u64::MAX));
+        assert_eq!(framed(&[], &["Chunked"]), BodyLength::Chunked);
+    }
+
+    #[test]
+    fn every_other_framing_is_unclear() {
+        for length in ["", "-1", "+1", "1,1", "1 1", "0x10", "1.0", "18446744073709551616"] {
+            assert_eq!(framed(&[length], &[]), BodyLength::Unclear, "{length}");
+        }
+        assert_eq!(framed(&["5", "5"], &[]), BodyLength::Unclear);
+        assert_eq!(framed(&["5"], &["chunked"]), BodyLength::Unclear);
+        assert_eq!(framed(&[], &["chunked", "chunked"]), BodyLength::Unclear);
+        for coding in ["gzip", "gzip, chunked", "identity", "chunked, identity", ""] {
+            assert_eq!(framed(&[], &[coding]), BodyLength::Unclear, "{coding}");
+        }
+    }
+}

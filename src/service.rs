@@ -1,0 +1,156 @@
+//! The process: puts the parts together, watches over them, and stops them in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use log::{info, warn};
+use parking_lot::Mutex;
+
+use crate::admin::Admin;
+use crate::clock::{self, Timestamp};
+use crate::config::{Config, Loaded};
+use crate::error::StartupError;
+use crate::policy::pool::{KeyIndex, Pool};
+use crate::policy::scheduler::Scheduler;
+use crate::proxy::Proxy;
+use crate::server::{self, Server};
+use crate::store::{self, Store};
+use crate::upstream::Upstream;
+
+/// How often a stop looks whether the answers in flight are through.
+const DRAIN_STEP: Duration = Duration::from_millis(50);
+
+/// How many of these steps must be quiet in a row: a request may be on its way from the socket.
+const QUIET_STEPS: u32 = 2;
+
+/// How long answers that were interrupted at the end of the grace may take to end.
+const LAST_WAIT: Duration = Duration::from_secs(2);
+
+/// A proxy that serves.
+#[derive(Debug)]
+pub struct Service {
+    config: Arc<Config>,
+    scheduler: Arc<Mutex<Scheduler>>,
+    store: Arc<Store>,
+    upstream: Upstream,
+    server: Server,
+}
+
+impl Service {
+    /// Reads the state, opens the port and starts every thread.
+    ///
+    /// # Errors
+    /// When the state file, the certificates or the port cannot be had.
+    pub fn start(loaded: Loaded) -> Result<Self, StartupError> {
+        let Loaded { config, notes } = loaded;
+        let config = Arc::new(config);
+        notes.iter().for_each(|note| warn!("configuration {note}"));
+        let now = clock::now();
+        let (store, file) = Store::open(&config.state_path, now)?;
+        let newest = file.newest_change();
+        let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
+        let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
+        let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
+        doubt_the_clock(&scheduler, config.cooldown, newest, now);
+        let (store, scheduler) = (Arc::new(store), Arc::new(Mutex::new(scheduler)));
+        let upstream = Upstream::new(&config)?;
+        let listening = server::bind(&config.host, config.port, config.client_timeout)?;
+        let system = |error| StartupError::System(format!("failed to start a thread: {error}"));
+        store::spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).map_err(system)?;
+        store.commit(&scheduler);
+        let proxy = Arc::new(Proxy::new(
+            Arc::clone(&config),
+            Arc::clone(&scheduler),
+            Arc::clone(&store),
+            upstream.clone(),
+        ));
+        let admin = Arc::new(Admin::new(Arc::clone(&scheduler), Arc::clone(&store)));
+        introduce(&config, &scheduler.lock(), &store);
+        let server = Server::start(listening, Arc::clone(&config), proxy, admin).map_err(system)?;
+        info!("listening address={} version={}", server.address(), env!("CARGO_PKG_VERSION"));
+        Ok(Self { config, scheduler, store, upstream, server })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.server.address()
+    }
+
+    /// Serves until `stop` says so, then lets what is in flight finish and flushes the state.
+    pub fn run(self, stop: &Receiver<()>) {
+        let _ = stop.recv();
+        self.drain(stop);
+        self.store.commit(&self.scheduler);
+        info!("stopped state_written={}", self.store.is_writable());
+    }
+
+    /// Waits until nothing is in flight; at the end of the grace what is left is interrupted.
+    fn drain(&self, pause: &Receiver<()>) {
+        self.server.stop_listening();
+        let in_flight = self.server.requests_in_flight();
+        info!("drain in_flight={in_flight} grace_s={}", self.config.shutdown_grace.as_secs());
+        if !self.is_quiet_within(self.config.shutdown_grace, pause) {
+            let left = self.server.requests_in_flight();
+            warn!("drain grace=over interrupted={left}");
+            self.upstream.shut_down();
+            self.is_quiet_within(LAST_WAIT, pause);
+        }
+    }
+
+    fn is_quiet_within(&self, limit: Duration, pause: &Receiver<()>) -> bool {
+        let deadline = clock::instant() + limit;
+        let mut quiet = 0;
+        while quiet < QUIET_STEPS {
+            if clock::instant() >= deadline {
+                return false;
+            }
+            let _ = pause.recv_timeout(DRAIN_STEP);
+            quiet = if self.server.requests_in_flight() == 0 { quiet + 1 } else { 0 };
+        }
+        true
+    }
+}
+
+/// Says what is odd about the clock, and changes nothing: a board that boots in 1970 must not
+/// open the pool.
+fn doubt_the_clock(
+    scheduler: &Scheduler,
+    cooldown: Duration,
+    newest_change: Timestamp,
+    now: Timestamp,
+) {
+    if newest_change > now {
+        warn!("clock now={now} newest_change={newest_change}: the clock is behind the state file");
+    }
+    let latest = scheduler.latest_end();
+    if latest > now.plus(cooldown.saturating_mul(2)) {
+        warn!(
+            "clock now={now} latest_cooldown={latest}: a cooldown ends later than twice MODEL_COOLDOWN_SECONDS from now"
+        );
+    }
+}
+
+/// The start-up block: what this process is about to do, and the one thing it cannot check.
+fn introduce(config: &Config, scheduler: &Scheduler, store: &Store) {
+    let pool = scheduler.pool();
+    let labels: Vec<&str> = (0..pool.key_count()).map(|key| pool.label(KeyIndex(key))).collect();
+    let outbound = config.outbound.as_ref().map_or_else(|| "direct".into(), |proxy| proxy.shown());
+    info!(
+        "upstream openai={} anthropic={} outbound={outbound}",
+        config.openai_base, config.anthropic_base
+    );
+    info!(
+        "pool keys={} models={} slots={} available={} labels={}",
+        pool.key_count(),
+        pool.model_count(),
+        pool.slot_count(),
+        scheduler.available_count(clock::now()),
+        labels.join(",")
+    );
+    info!("state file={} writable={}", store.path().display(), store.is_writable());
+    info!(
+        "reminder \"free quota only\" (免费额度用完即停) must be on in the Model Studio console for every model; where it is off, DashScope bills an exhausted model instead of refusing it"
+    );
+}
