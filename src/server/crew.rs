@@ -115,7 +115,9 @@ mod tests {
         let (done, finished) = mpsc::channel();
         for _ in 0..2 {
             let gate = gate.clone();
-            crew.give(move || drop(gate.recv()));
+            crew.give(move || {
+                let _ = gate.recv();
+            });
         }
         let sender = done.clone();
         crew.give(move || sender.send(()).unwrap());
