@@ -1,4 +1,41 @@
 //! A local reverse proxy that pools the free quota of several DashScope keys and models.
+//!
+//! # The way of a request
+//!
+//! head → auth → route → body → slot → upstream → verdict → relay → commit
+//!
+//! # Rooms
+//!
+//! Arrows point down: a room uses only what stands below it.
+//!
+//! | room | owns |
+//! | --- | --- |
+//! | [`cli`], `main.rs` | what was typed, signals, the final error |
+//! | [`service`], [`demo`] | the process: start, watch, stop; the demo around it |
+//! | [`server`] | connections: the only user of tiny_http |
+//! | [`proxy`], [`admin`] | one request from head to last byte; the pages of our own |
+//! | [`relay`], [`upstream`], [`store`] | bytes back to the client; the only user of ureq; the state file |
+//! | [`policy`] | every decision, pure: pool, scheduler, verdict, route, body, headers, events, the file's schema |
+//! | [`config`], [`error`], [`logging`], [`log_text`], [`secret`], [`clock`] | what everybody needs |
+//! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
+//!
+//! # Threads
+//!
+//! | thread | runs | may block on |
+//! | --- | --- | --- |
+//! | main | [`service::Service::run`] | signals, the drain |
+//! | intake | `server::intake` | the library's queue of requests, nothing else |
+//! | worker-N | [`proxy::Proxy::serve`] | upstream, the client's socket, the state file (all with limits) |
+//! | receiver | `server::bodies` | a client that sends its body slowly |
+//! | responder | [`admin`]'s pages and refusals | a client that takes them slowly |
+//! | poker | `server::intake` | a connection to ourselves |
+//! | state-writer | [`store::Store::run`] | the disk |
+//! | resolver | `upstream::resolver` | DNS, for a name that is already known |
+//! | unnamed | tiny_http: one accepts, one per connection reads | clients |
+//!
+//! The scheduler stands behind one mutex that is held for single questions and never over IO.
+//! Who holds the store's lock may take the scheduler's, not the other way round.
+
 pub mod admin;
 pub mod cli;
 pub mod clock;

@@ -1,7 +1,7 @@
 //! The state file: one process per file, and every change on disk before anybody can rely on it.
 //!
 //! A thread of its own writes, so that a hung disk never holds a worker for longer than
-//! [`LONGEST_WAIT`]. Changes that come while it writes share the next write (group commit).
+//! two seconds. Changes that come while it writes share the next write (group commit).
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
@@ -87,7 +87,7 @@ impl Store {
         }
     }
 
-    /// Waits until `revision` is on disk, or could not be written, or [`LONGEST_WAIT`] is over.
+    /// Waits until `revision` is on disk, or could not be written, or two seconds are over.
     pub fn wait(&self, revision: u64) {
         let deadline = clock::instant() + LONGEST_WAIT;
         let mut progress = self.progress.lock();
