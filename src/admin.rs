@@ -40,6 +40,7 @@ impl Admin {
     pub fn page(&self, local: Local, protocol: Protocol) -> (Head, Vec<u8>) {
         let (status, value) = match local {
             Local::Index => (200, index()),
+            Local::Hello => (200, json!({"ok": true})),
             Local::Health => self.health(),
             Local::Status => (200, self.status()),
             Local::Models => (200, self.models(protocol)),

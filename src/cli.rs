@@ -21,8 +21,8 @@ Options:
   -h, --help           print this text
   -V, --version        print the version
 
-Exit codes: 0 stopped as asked, 64 usage, 69 address not available, 71 system,
-74 state file, 78 configuration, 130 stopped by a second signal
+Exit codes: 0 stopped as asked, 64 usage, 69 address not available, 70 a bug,
+71 system, 74 state file, 78 configuration, 130 stopped by a second signal
 ";
 
 /// What to do.

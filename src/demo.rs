@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use log::info;
 
 use crate::clock;
 use crate::config::{self, Environment};
 use crate::error::StartupError;
-use crate::service::Service;
+use crate::panics::Event;
+use crate::service::{Broken, Service};
 use crate::standin::StandIn;
 
 const PROXY_KEY: &str = "demo-proxy-key-0001";
@@ -29,11 +30,18 @@ const SHOWN: u64 = QUOTA + 1;
 const PORT: u16 = 3300;
 const PORTS: u16 = 100;
 
-/// Runs the demo until `stop` says so.
+/// A demo that serves.
+pub struct Demo {
+    service: Service,
+    _standin: StandIn,
+    _folder: Folder,
+}
+
+/// Starts the demo.
 ///
 /// # Errors
 /// When there is no free port or no place for the state.
-pub fn run(stop: &Receiver<()>) -> Result<(), StartupError> {
+pub fn start(events: Sender<Event>) -> Result<Demo, StartupError> {
     let standin = StandIn::start()
         .map_err(|error| StartupError::System(format!("failed to start the stand-in: {error}")))?;
     standin.set_keys(&KEYS);
@@ -54,15 +62,25 @@ pub fn run(stop: &Receiver<()>) -> Result<(), StartupError> {
     ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value));
     let loaded = config::load(&Environment::from_pairs(settings))?;
-    let service = Service::start(loaded)?;
-    introduce(service.address());
-    for _ in 0..SHOWN {
-        if let Err(error) = ask(service.address()) {
-            info!("demo request failed: {error}");
+    let service = Service::start(loaded, events)?;
+    Ok(Demo { service, _standin: standin, _folder: folder })
+}
+
+impl Demo {
+    /// Says what to try, makes the first requests itself, and serves until an event says so.
+    ///
+    /// # Errors
+    /// As [`Service::run`].
+    pub fn run(self, events: &Receiver<Event>) -> Result<(), Broken> {
+        let address = self.service.address();
+        introduce(address);
+        for _ in 0..SHOWN {
+            if let Err(error) = ask(address) {
+                info!("demo request failed: {error}");
+            }
         }
+        self.service.run(events)
     }
-    service.run(stop);
-    Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "this is what the command is for")]

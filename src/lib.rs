@@ -44,6 +44,7 @@ pub mod demo;
 pub mod error;
 pub mod log_text;
 pub mod logging;
+pub mod panics;
 pub mod policy;
 pub mod proxy;
 pub mod relay;

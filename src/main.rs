@@ -3,15 +3,19 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 use dashscope_proxy::cli::{self, Command, UsageError};
-use dashscope_proxy::config::{self, Environment};
+use dashscope_proxy::config::{self, ConfigError, Environment};
 use dashscope_proxy::error::StartupError;
-use dashscope_proxy::service::Service;
+use dashscope_proxy::panics::{self, Event};
+use dashscope_proxy::service::{Broken, Service};
 use dashscope_proxy::{demo, logging};
 
 /// EX_USAGE of sysexits.h.
 const USAGE_EXIT: u8 = 64;
+
+/// EX_SOFTWARE of sysexits.h.
+const BROKEN_EXIT: u8 = 70;
 
 /// The exit code of a process that a signal ended, as shells count it (128 + SIGINT).
 const INTERRUPTED_EXIT: i32 = 130;
@@ -20,6 +24,7 @@ const INTERRUPTED_EXIT: i32 = 130;
 enum Failure {
     Usage(UsageError),
     Startup(StartupError),
+    Broken(Broken),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +45,10 @@ fn complain(failure: &Failure) -> ExitCode {
             eprintln!("dashscope-proxy: {error}");
             ExitCode::from(error.exit_code())
         }
+        Failure::Broken(broken) => {
+            eprintln!("dashscope-proxy: {broken}");
+            ExitCode::from(BROKEN_EXIT)
+        }
     }
 }
 
@@ -53,12 +62,15 @@ fn run() -> Result<(), Failure> {
             let environment = Environment::read(env_file.as_deref())?;
             let loaded = config::load(&environment)?;
             logging::start(&loaded.config.log_filter);
-            let stop = on_signal()?;
-            Service::start(loaded)?.run(&stop);
+            panics::watch();
+            let (sender, events) = on_signal()?;
+            Service::start(loaded, sender)?.run(&events)?;
         }
         Command::Demo => {
             logging::start("info");
-            demo::run(&on_signal()?)?;
+            panics::watch();
+            let (sender, events) = on_signal()?;
+            demo::start(sender)?.run(&events)?;
         }
     }
     Ok(())
@@ -67,23 +79,36 @@ fn run() -> Result<(), Failure> {
 /// SIGINT, SIGTERM or SIGHUP asks for a stop (ctrlc cannot tell them apart); a second one does
 /// not wait for it.
 #[expect(clippy::disallowed_methods, reason = "a second signal must not wait for main")]
-fn on_signal() -> Result<Receiver<()>, Failure> {
-    let (sender, receiver) = crossbeam_channel::bounded(1);
+fn on_signal() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
+    let (sender, events) = crossbeam_channel::unbounded();
     let asked = AtomicBool::new(false);
+    let stop = sender.clone();
     let handler = move || {
         if asked.swap(true, Ordering::Relaxed) {
             std::process::exit(INTERRUPTED_EXIT);
         }
-        let _ = sender.try_send(());
+        let _ = stop.send(Event::Stop);
     };
     ctrlc::set_handler(handler).map_err(|error| {
         Failure::Startup(StartupError::System(format!("failed to listen to signals: {error}")))
     })?;
-    Ok(receiver)
+    Ok((sender, events))
 }
 
-impl<E: Into<StartupError>> From<E> for Failure {
-    fn from(error: E) -> Self {
+impl From<Broken> for Failure {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+impl From<StartupError> for Failure {
+    fn from(error: StartupError) -> Self {
+        Self::Startup(error)
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
         Self::Startup(error.into())
     }
 }

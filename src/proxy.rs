@@ -409,13 +409,12 @@ impl Proxy {
             (None, _) => "clean".to_owned(),
         };
         info!(
-            "request id={} client={} method=POST path={} asked={} model={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
+            "request id={} client={} method=POST path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
             request.id,
             request.peer.ip(),
             Quoted(&request.path),
             Quoted(story.asked.as_deref().unwrap_or("-")),
-            story.slot.map_or("-", |slot| self.pool.model_id(slot.model)),
-            story.slot.map_or("-", |slot| self.pool.label(slot.key)),
+            story.slot.map_or_else(|| "-".to_owned(), |slot| self.pool.show(slot)),
             story.attempts,
             story.status,
             first_byte.unwrap_or_else(|| "-".to_owned()),

@@ -6,12 +6,15 @@
 //! drops a request, because in this library each of these may wait for a client.
 //!
 //! - `listener`: the socket, and the options that accepted sockets inherit
-//! - `intake`: heads are judged, errands handed out
-//! - `connections`: one request of a connection at a time
+//! - `gate`: the library's server, and its successor when it dies
+//! - `intake`: what is decided about each request
+//! - `connections`: one request of a connection at a time, and what each is doing
 //! - `head`: what a request's head says, and whether it can be believed
 //! - `bodies`: receiving them, and the memory that they may take
 //! - `workers`: the fixed pool, and who may enter it
 //! - `answer`: writing an answer past the library's own encoder
+//! - `refusals`: answering a request whose body nobody wants
+//! - `reaper`: ends connections past their limits, wakes those left lying
 //! - `crew`: small pools of threads that come and go
 //! - `fd`: acting on a connection that the library does not show
 
@@ -20,29 +23,36 @@ mod bodies;
 mod connections;
 mod crew;
 mod fd;
+mod gate;
 mod head;
 mod intake;
 mod listener;
+mod reaper;
+mod refusals;
 mod workers;
 
-use std::io;
-use std::net::SocketAddr;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crate::admin::Admin;
 use crate::config::Config;
+use crate::panics::Alarm;
 use crate::proxy::Proxy;
+use gate::Gate;
 use intake::Front;
 pub use listener::{Listening, bind};
+use reaper::Reaper;
+
+/// How long our own `/health` may take.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// A front that serves, until the process ends.
 #[derive(Debug)]
 pub struct Server {
     front: Arc<Front>,
-    listening: Listening,
-    workers: Vec<JoinHandle<()>>,
 }
 
 impl Server {
@@ -55,38 +65,63 @@ impl Server {
         config: Arc<Config>,
         proxy: Arc<Proxy>,
         admin: Arc<Admin>,
+        alarm: &Alarm,
     ) -> io::Result<Self> {
-        let address = listening.address();
-        let (front, jobs) = Front::new(config, proxy, admin, address)?;
+        let gate = Gate::new(listening, alarm.clone());
+        let (front, jobs) = Front::new(config, proxy, admin, gate, alarm)?;
         let front = Arc::new(front);
-        let workers = workers::spawn(&front, &jobs)?;
-        intake::spawn(Arc::clone(&front), listening.share()?)?;
-        Ok(Self { front, listening, workers })
+        workers::spawn(&front, &jobs)?;
+        front.gate.open(&front)?;
+        let reaper = Reaper::new(Arc::clone(&front));
+        alarm.essential("reaper", move || reaper.run())?;
+        Ok(Self { front })
     }
 
     /// Where clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.listening.address()
+        self.front.gate.address()
+    }
+
+    /// Asks our own `/health` through the socket. A failure makes the front look whether
+    /// connections are still accepted; it ends nothing, because a stranger may be its cause.
+    ///
+    /// # Errors
+    /// When there is no answer in time, or it is no success.
+    pub fn check(&self) -> io::Result<()> {
+        let outcome = ask_health(self.front.gate.reachable());
+        if outcome.is_err() {
+            self.front.gate.suspect();
+        }
+        outcome
     }
 
     /// Closes the listener. Connections that stand go on being served, and every answer tells
     /// its client that it is the last one.
     pub fn stop_listening(&self) {
         self.front.start_draining();
-        self.listening.close();
+        self.front.gate.close();
     }
 
-    /// How many requests have arrived and have not been answered whole.
+    /// How many connections have a request in work.
     #[must_use]
     pub fn requests_in_flight(&self) -> usize {
-        self.front.requests_in_flight()
+        self.front.connections.in_flight()
     }
+}
 
-    /// Whether every worker is still there.
-    #[must_use]
-    pub fn workers_alive(&self) -> bool {
-        self.workers.iter().all(|worker| !worker.is_finished())
+fn ask_health(address: SocketAddr) -> io::Result<()> {
+    let mut socket = TcpStream::connect_timeout(&address, CHECK_LIMIT)?;
+    socket.set_read_timeout(Some(CHECK_LIMIT))?;
+    socket.set_write_timeout(Some(CHECK_LIMIT))?;
+    socket.write_all(b"GET /health HTTP/1.1\r\nhost: self\r\nconnection: close\r\n\r\n")?;
+    let mut status = [0; 12];
+    socket.read_exact(&mut status)?;
+    // Read on, or closing would reset the connection under the answer.
+    socket.read_to_end(&mut Vec::new())?;
+    match &status {
+        b"HTTP/1.1 200" => Ok(()),
+        other => Err(io::Error::other(String::from_utf8_lossy(other).into_owned())),
     }
 }
 

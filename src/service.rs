@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use log::{info, warn};
 use parking_lot::Mutex;
 
@@ -11,12 +11,16 @@ use crate::admin::Admin;
 use crate::clock::{self, Timestamp};
 use crate::config::{Config, Loaded};
 use crate::error::StartupError;
+use crate::panics::{Alarm, Event};
 use crate::policy::pool::{KeyIndex, Pool};
 use crate::policy::scheduler::Scheduler;
 use crate::proxy::Proxy;
 use crate::server::{self, Server};
-use crate::store::{self, Store};
+use crate::store::Store;
 use crate::upstream::Upstream;
+
+/// How often the process asks its own `/health`.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// How often a stop looks whether the answers in flight are through.
 const DRAIN_STEP: Duration = Duration::from_millis(50);
@@ -42,7 +46,8 @@ impl Service {
     ///
     /// # Errors
     /// When the state file, the certificates or the port cannot be had.
-    pub fn start(loaded: Loaded) -> Result<Self, StartupError> {
+    pub fn start(loaded: Loaded, events: Sender<Event>) -> Result<Self, StartupError> {
+        let alarm = Alarm::new(events);
         let Loaded { config, notes } = loaded;
         let config = Arc::new(config);
         notes.iter().for_each(|note| warn!("configuration {note}"));
@@ -57,7 +62,8 @@ impl Service {
         let upstream = Upstream::new(&config)?;
         let listening = server::bind(&config.host, config.port, config.client_timeout)?;
         let system = |error| StartupError::System(format!("failed to start a thread: {error}"));
-        store::spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).map_err(system)?;
+        let (disk, state) = (Arc::clone(&store), Arc::clone(&scheduler));
+        alarm.essential("state-writer", move || disk.run(&state)).map_err(system)?;
         store.commit(&scheduler);
         let proxy = Arc::new(Proxy::new(
             Arc::clone(&config),
@@ -67,7 +73,8 @@ impl Service {
         ));
         let admin = Arc::new(Admin::new(Arc::clone(&scheduler), Arc::clone(&store)));
         introduce(&config, &scheduler.lock(), &store);
-        let server = Server::start(listening, Arc::clone(&config), proxy, admin).map_err(system)?;
+        let server =
+            Server::start(listening, Arc::clone(&config), proxy, admin, &alarm).map_err(system)?;
         info!("listening address={} version={}", server.address(), env!("CARGO_PKG_VERSION"));
         Ok(Self { config, scheduler, store, upstream, server })
     }
@@ -78,16 +85,41 @@ impl Service {
         self.server.address()
     }
 
-    /// Serves until `stop` says so, then lets what is in flight finish and flushes the state.
-    pub fn run(self, stop: &Receiver<()>) {
-        let _ = stop.recv();
-        self.drain(stop);
+    /// Serves until an event says so, then lets what is in flight finish and flushes the state.
+    /// After a panic of an essential thread nothing is waited for.
+    ///
+    /// # Errors
+    /// The name of the thread that panicked.
+    pub fn run(self, events: &Receiver<Event>) -> Result<(), Broken> {
+        let outcome = match self.watch(events) {
+            Event::Stop => {
+                self.drain(events);
+                Ok(())
+            }
+            Event::Broken(thread) => Err(Broken(thread)),
+        };
         self.store.commit(&self.scheduler);
         info!("stopped state_written={}", self.store.is_writable());
+        outcome
+    }
+
+    /// Waits for an event, and asks from time to time whether the front still answers.
+    fn watch(&self, events: &Receiver<Event>) -> Event {
+        loop {
+            match events.recv_timeout(CHECK_EVERY) {
+                Ok(event) => return event,
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Err(error) = self.server.check() {
+                        warn!("self_check passed=false error=\"{error}\"");
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals"),
+            }
+        }
     }
 
     /// Waits until nothing is in flight; at the end of the grace what is left is interrupted.
-    fn drain(&self, pause: &Receiver<()>) {
+    fn drain(&self, pause: &Receiver<Event>) {
         self.server.stop_listening();
         let in_flight = self.server.requests_in_flight();
         info!("drain in_flight={in_flight} grace_s={}", self.config.shutdown_grace.as_secs());
@@ -99,7 +131,7 @@ impl Service {
         }
     }
 
-    fn is_quiet_within(&self, limit: Duration, pause: &Receiver<()>) -> bool {
+    fn is_quiet_within(&self, limit: Duration, pause: &Receiver<Event>) -> bool {
         let deadline = clock::instant() + limit;
         let mut quiet = 0;
         while quiet < QUIET_STEPS {
@@ -110,6 +142,16 @@ impl Service {
             quiet = if self.server.requests_in_flight() == 0 { quiet + 1 } else { 0 };
         }
         true
+    }
+}
+
+/// A thread that the process cannot do without has panicked.
+#[derive(Debug)]
+pub struct Broken(pub &'static str);
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the thread `{}` has panicked; this is a bug", self.0)
     }
 }
 

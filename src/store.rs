@@ -8,7 +8,6 @@ mod file;
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use log::{info, warn};
@@ -156,17 +155,6 @@ impl Store {
     }
 }
 
-/// Starts the thread that writes.
-///
-/// # Errors
-/// When the system gives no thread.
-pub fn spawn_writer(
-    store: Arc<Store>,
-    scheduler: Arc<Mutex<Scheduler>>,
-) -> io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name("state-writer".into()).spawn(move || store.run(&scheduler))
-}
-
 /// The name of a file beside `path`, with something appended.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -176,6 +164,9 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::thread::JoinHandle;
+
     use super::*;
     use crate::policy::pool::Pool;
     use crate::policy::scheduler::Next;
@@ -185,6 +176,11 @@ mod tests {
         let pool = Arc::new(Pool::new(vec!["aa".into()], vec!["m1".into(), "m2".into()]));
         let cooldown = Duration::from_secs(60);
         Arc::new(Mutex::new(Scheduler::new(pool, cooldown, state, Timestamp(1_000))))
+    }
+
+    fn spawn_writer(store: &Arc<Store>, scheduler: &Arc<Mutex<Scheduler>>) -> JoinHandle<()> {
+        let (store, scheduler) = (Arc::clone(store), Arc::clone(scheduler));
+        std::thread::spawn(move || store.run(&scheduler))
     }
 
     fn exhaust(scheduler: &Mutex<Scheduler>) {
@@ -199,7 +195,7 @@ mod tests {
         let path = folder.path().join("deep/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler_1) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler_1)).unwrap();
+        let writer = spawn_writer(&store, &scheduler_1);
         exhaust(&scheduler_1);
         store.commit(&scheduler_1);
         let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
@@ -217,7 +213,7 @@ mod tests {
         let path = folder.path().join("state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        let writer = spawn_writer(&store, &scheduler);
         std::thread::scope(|scope| {
             for _ in 0..16 {
                 scope.spawn(|| {
@@ -246,7 +242,7 @@ mod tests {
         let path = folder.path().join("inner/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        let writer = spawn_writer(&store, &scheduler);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         exhaust(&scheduler);
         store.commit(&scheduler);
@@ -261,7 +257,7 @@ mod tests {
         let path = folder.path().join("inner/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(Arc::clone(&store), Arc::clone(&scheduler)).unwrap();
+        let writer = spawn_writer(&store, &scheduler);
         // A file where the folder was: nothing can be written there, not even by root.
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path.parent().unwrap(), "in the way").unwrap();

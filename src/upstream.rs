@@ -21,7 +21,7 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Proxy, SendBody, Timeout};
 
-use crate::config::{Config, OutboundProxy};
+use crate::config::{Config, ConfigError, OutboundProxy, Problem};
 use crate::error::StartupError;
 use crate::policy::body::Edited;
 use exchange::Stage;
@@ -95,7 +95,9 @@ impl Upstream {
     /// cannot be used.
     pub fn new(config: &Config) -> Result<Self, StartupError> {
         let roots = match &config.ca_file {
-            Some(path) => roots_with(path).map_err(StartupError::System)?,
+            Some(path) => {
+                roots_with(path).map_err(|text| misconfigured("UPSTREAM_CA_FILE", text))?
+            }
             None => RootCerts::WebPki,
         };
         let proxy = config.outbound.as_ref().map(outbound).transpose()?;
@@ -266,23 +268,27 @@ fn io_in_words(error: &io::Error) -> String {
     }
 }
 
+/// A setting that only its use shows to be wrong.
+fn misconfigured(subject: &str, text: String) -> StartupError {
+    StartupError::Config(ConfigError { problems: vec![Problem::new(subject, text)] })
+}
+
 /// The bundled roots and those of a PEM file.
 fn roots_with(path: &Path) -> Result<RootCerts, String> {
     let shown = path.display();
-    let pem = std::fs::read(path)
-        .map_err(|error| format!("failed to read UPSTREAM_CA_FILE `{shown}`: {error}"))?;
+    let pem = std::fs::read(path).map_err(|error| format!("failed to read `{shown}`: {error}"))?;
     let mut own = Vec::new();
     for item in parse_pem(&pem) {
         match item {
             Ok(PemItem::Certificate(certificate)) => own.push(certificate),
             Ok(_) => {}
             Err(error) => {
-                return Err(format!("failed to parse UPSTREAM_CA_FILE `{shown}`: {error}"));
+                return Err(format!("failed to parse `{shown}`: {error}"));
             }
         }
     }
     if own.is_empty() {
-        return Err(format!("UPSTREAM_CA_FILE `{shown}` holds no certificate"));
+        return Err(format!("`{shown}` holds no certificate"));
     }
     let bundled = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
     Ok(bundled.map(|root| Certificate::from_der(root)).chain(own).collect::<Vec<_>>().into())

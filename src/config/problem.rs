@@ -32,7 +32,9 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(super) fn new(subject: impl Into<String>, text: impl Into<String>) -> Self {
+    /// A problem with `subject`.
+    #[must_use]
+    pub fn new(subject: impl Into<String>, text: impl Into<String>) -> Self {
         Self { subject: subject.into(), text: text.into() }
     }
 }

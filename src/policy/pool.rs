@@ -1,7 +1,5 @@
 //! The keys and models of the configuration, and the slots they make.
 
-use std::fmt;
-
 use crate::secret;
 
 /// A key by its place in `DASHSCOPE_API_KEYS`.
@@ -96,7 +94,7 @@ impl Pool {
 
     /// A slot as the log shows it: `<key label>:<model>`.
     #[must_use]
-    pub fn show(&self, slot: Slot) -> impl fmt::Display + '_ {
+    pub fn show(&self, slot: Slot) -> String {
         format!("{}:{}", self.label(slot.key), self.model_id(slot.model))
     }
 }

@@ -47,13 +47,15 @@ pub enum Local {
     Status,
     /// `GET /v1/models`.
     Models,
+    /// `HEAD /api/hello`: Claude Code opens its connections with it.
+    Hello,
 }
 
 impl Local {
     /// Whether it is answered without the proxy key.
     #[must_use]
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Index | Self::Health)
+        matches!(self, Self::Index | Self::Health | Self::Hello)
     }
 }
 
@@ -64,11 +66,12 @@ const ENDPOINTS: [(&str, Endpoint); 2] = [
 ];
 
 /// The pages of our own.
-const LOCALS: [(&str, Local); 4] = [
+const LOCALS: [(&str, Local); 5] = [
     ("/", Local::Index),
     ("/health", Local::Health),
     ("/models/status", Local::Status),
     ("/v1/models", Local::Models),
+    ("/api/hello", Local::Hello),
 ];
 
 /// Decides by method and path (without the query). The match is exact: nothing that only looks

@@ -2,12 +2,13 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use http::StatusCode;
 use tiny_http::Request;
 
-use super::fd;
+use super::fd::Descriptors;
 use super::head::Head as RequestHead;
 use super::intake::Turn;
 use crate::relay::{Client, Head};
@@ -25,7 +26,7 @@ pub(super) struct Answer {
     pending: Vec<u8>,
     framing: Framing,
     peer: SocketAddr,
-    port: u16,
+    descriptors: Arc<Descriptors>,
     version: (u8, u8),
     is_head: bool,
     /// The client said that this is its last request: the library closes by itself.
@@ -57,7 +58,7 @@ impl Answer {
     pub(super) fn new(
         request: Request,
         head: &RequestHead,
-        port: u16,
+        descriptors: Arc<Descriptors>,
         last: bool,
         turn: Turn,
     ) -> Self {
@@ -66,7 +67,7 @@ impl Answer {
             pending: Vec::new(),
             framing: Framing::None,
             peer: head.peer,
-            port,
+            descriptors,
             version: head.version,
             is_head: head.method == "HEAD",
             client_closes: head.closes,
@@ -110,31 +111,38 @@ impl Answer {
             None => Framing::Chunked,
         }
     }
+}
 
-    fn push_head(&mut self, head: &Head) {
-        let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-        let reason = status.canonical_reason().unwrap_or("");
-        let out = &mut self.pending;
-        out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", status.as_u16()).as_bytes());
-        for (name, value) in &head.headers {
-            push_header(out, name.as_str(), value.as_bytes());
-        }
-        if !head.headers.contains_key("date") {
-            let date = httpdate::fmt_http_date(SystemTime::from(crate::clock::now()));
-            push_header(out, "date", date.as_bytes());
-        }
-        match self.framing {
-            Framing::Length(length) => {
-                push_header(out, "content-length", length.to_string().as_bytes());
-            }
-            Framing::Chunked => push_header(out, "transfer-encoding", b"chunked"),
-            Framing::None | Framing::UntilClose => {}
-        }
-        if self.last || self.client_closes {
-            push_header(out, "connection", b"close");
-        }
-        out.extend_from_slice(b"\r\n");
+/// A whole answer that ends its connection, as bytes.
+pub(super) fn whole(head: &Head, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_head(&mut bytes, head, Framing::Length(body.len() as u64), true);
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn push_head(out: &mut Vec<u8>, head: &Head, framing: Framing, closes: bool) {
+    let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let reason = status.canonical_reason().unwrap_or("");
+    out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", status.as_u16()).as_bytes());
+    for (name, value) in &head.headers {
+        push_header(out, name.as_str(), value.as_bytes());
     }
+    if !head.headers.contains_key("date") {
+        let date = httpdate::fmt_http_date(SystemTime::from(crate::clock::now()));
+        push_header(out, "date", date.as_bytes());
+    }
+    match framing {
+        Framing::Length(length) => {
+            push_header(out, "content-length", length.to_string().as_bytes());
+        }
+        Framing::Chunked => push_header(out, "transfer-encoding", b"chunked"),
+        Framing::None | Framing::UntilClose => {}
+    }
+    if closes {
+        push_header(out, "connection", b"close");
+    }
+    out.extend_from_slice(b"\r\n");
 }
 
 fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
@@ -147,7 +155,7 @@ fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 impl Client for Answer {
     fn start(&mut self, head: &Head) {
         self.framing = self.framing_of(head);
-        self.push_head(head);
+        push_head(&mut self.pending, head, self.framing, self.last || self.client_closes);
         if self.is_head {
             self.framing = Framing::None;
         }
@@ -185,8 +193,11 @@ impl Client for Answer {
         if !self.pending.is_empty() {
             self.write_pending()?;
         }
-        if self.last {
-            fd::end_output(self.peer, self.port);
+        if self.last
+            && !self.client_closes
+            && let Some(connection) = self.descriptors.find(self.peer)
+        {
+            connection.end_output();
         }
         Ok(())
     }
@@ -196,14 +207,13 @@ impl Client for Answer {
             self.pending.extend_from_slice(NO_CHUNK_SIZE);
             let _ = self.write_pending();
         }
-        fd::shut(self.peer, self.port);
+        self.descriptors.shut(self.peer);
     }
 
     fn watch(&self) -> ClientWatch {
-        let (peer, port) = (self.peer, self.port);
-        // After `Connection: close` the library shuts its reading side itself, and the end of
-        // input proves nothing.
-        let blind = self.client_closes || self.version < (1, 1);
-        Box::new(move || !blind && fd::has_left(peer, port))
+        let (peer, descriptors) = (self.peer, Arc::clone(&self.descriptors));
+        // After its last request the library shuts its reading side itself.
+        let library_reads = !self.client_closes;
+        Box::new(move || descriptors.has_left(peer, library_reads))
     }
 }

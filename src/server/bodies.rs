@@ -51,6 +51,11 @@ impl Budget {
         Arc::new(Self { limit: largest.saturating_mul(BODIES), used: AtomicUsize::new(0) })
     }
 
+    /// How much of it is taken, in bytes.
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
     fn share(self: &Arc<Self>) -> Share {
         Share { budget: Arc::clone(self), bytes: 0 }
     }
@@ -74,56 +79,79 @@ impl Drop for Share {
     }
 }
 
-/// Reads a whole body of at most `largest` bytes. May wait for the client.
+/// Reads a whole body of at most `largest` bytes, and tells `progress` how many have come. May
+/// wait for the client.
 pub(super) fn receive(
     request: &mut Request,
     length: BodyLength,
     largest: usize,
     budget: &Arc<Budget>,
+    progress: impl Fn(u64),
 ) -> Result<Received, ReceiveError> {
     let mut share = budget.share();
     let bytes = match length {
-        BodyLength::None | BodyLength::Unclear => Vec::new(),
+        BodyLength::None | BodyLength::Unclear | BodyLength::Exact(0) => Vec::new(),
         BodyLength::Exact(length) => {
             let length = usize::try_from(length).unwrap_or(usize::MAX);
             share.grow(length)?;
-            exact(request.as_reader(), length)?
+            exact(request.as_reader(), length, progress)?
         }
-        BodyLength::Chunked => chunked(request.as_reader(), largest, &mut share)?,
+        BodyLength::Chunked => chunked(request.as_reader(), largest, &mut share, progress)?,
     };
     Ok(Received { bytes, share })
 }
 
 /// Exactly `length` bytes and not one read more: the library would read ahead into the next
 /// request.
-fn exact(reader: &mut dyn Read, length: usize) -> Result<Vec<u8>, ReceiveError> {
+fn exact(
+    reader: &mut dyn Read,
+    length: usize,
+    progress: impl Fn(u64),
+) -> Result<Vec<u8>, ReceiveError> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| ReceiveError::Refused(ProxyError::Overloaded))?;
-    match reader.take(length as u64).read_to_end(&mut bytes) {
-        Ok(count) if count == length => Ok(bytes),
-        _ => Err(ReceiveError::Broken),
+    while bytes.len() < length {
+        progress(bytes.len() as u64);
+        let left = length - bytes.len();
+        if step(reader, &mut bytes, STEP.min(left))? == 0 {
+            return Err(ReceiveError::Broken);
+        }
     }
+    Ok(bytes)
 }
 
 fn chunked(
     reader: &mut dyn Read,
     largest: usize,
     share: &mut Share,
+    progress: impl Fn(u64),
 ) -> Result<Vec<u8>, ReceiveError> {
     let mut bytes = Vec::new();
     loop {
-        let start = bytes.len();
-        share.grow(STEP)?;
-        bytes.resize(start + STEP, 0);
-        let count = reader.read(&mut bytes[start..]).map_err(|_| ReceiveError::Broken)?;
-        bytes.truncate(start + count);
+        progress(bytes.len() as u64);
+        if bytes.capacity() < bytes.len() + STEP {
+            let more = bytes.capacity().max(STEP);
+            share.grow(more)?;
+            bytes
+                .try_reserve_exact(more)
+                .map_err(|_| ReceiveError::Refused(ProxyError::Overloaded))?;
+        }
+        if step(reader, &mut bytes, STEP)? == 0 {
+            return Ok(bytes);
+        }
         if bytes.len() > largest {
             return Err(ReceiveError::Refused(ProxyError::TooLarge { limit: largest }));
         }
-        if count == 0 {
-            return Ok(bytes);
-        }
     }
+}
+
+/// Reads once, at most `limit` bytes, onto the end of `bytes`.
+fn step(reader: &mut dyn Read, bytes: &mut Vec<u8>, limit: usize) -> Result<usize, ReceiveError> {
+    let start = bytes.len();
+    bytes.resize(start + limit, 0);
+    let count = reader.read(&mut bytes[start..]).map_err(|_| ReceiveError::Broken)?;
+    bytes.truncate(start + count);
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -137,22 +165,22 @@ mod tests {
     #[test]
     fn a_body_of_known_length_is_read_to_the_byte() {
         let mut source: &[u8] = b"bodyGET /next";
-        assert_eq!(exact(&mut source, 4).unwrap(), b"body");
+        assert_eq!(exact(&mut source, 4, |_| {}).unwrap(), b"body");
         assert_eq!(source, b"GET /next");
     }
 
     #[test]
     fn a_body_that_ends_early_is_broken() {
-        assert!(matches!(exact(&mut &b"bo"[..], 4), Err(ReceiveError::Broken)));
+        assert!(matches!(exact(&mut &b"bo"[..], 4, |_| {}), Err(ReceiveError::Broken)));
     }
 
     #[test]
     fn a_chunked_body_may_have_the_largest_size_and_no_byte_more() {
         let body = vec![7; STEP * 2];
         let mut share = budget().share();
-        assert_eq!(chunked(&mut &body[..], body.len(), &mut share).unwrap(), body);
+        assert_eq!(chunked(&mut &body[..], body.len(), &mut share, |_| {}).unwrap(), body);
         let mut share = budget().share();
-        let outcome = chunked(&mut &body[..], body.len() - 1, &mut share);
+        let outcome = chunked(&mut &body[..], body.len() - 1, &mut share, |_| {});
         assert!(matches!(outcome, Err(ReceiveError::Refused(ProxyError::TooLarge { .. }))));
     }
 

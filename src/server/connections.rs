@@ -1,4 +1,4 @@
-//! One request of a connection at a time.
+//! Every connection that is known: whose turn it is, what it is doing, and since when.
 //!
 //! tiny_http hands out a pipelined request while the one before it is still being answered, and
 //! lets whoever answers it first wait. So here only the oldest request of a connection is in
@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tiny_http::Request;
@@ -14,56 +15,189 @@ use tiny_http::Request;
 /// How many requests may wait behind the one in work.
 const LONGEST_LINE: usize = 8;
 
-/// The connections that have a request in work.
+/// How long a connection is known after its socket is gone. It may be younger than the reaper's
+/// last look.
+const REMEMBER: Duration = Duration::from_millis(500);
+
+/// The same for one that is condemned.
+const REMEMBER_CONDEMNED: Duration = Duration::from_secs(2);
+
+/// What a connection is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activity {
+    /// It has never asked for anything.
+    Mute,
+    /// It has had its answer and may ask again.
+    Idle,
+    /// Its body is being read: since when, and how much has come. (The time of this activity is
+    /// that of its last bytes.)
+    Sending { begun: Instant, bytes: u64 },
+    /// A worker has its request.
+    Served,
+    /// It is given a page or a refusal.
+    Answered,
+    /// It was refused, and the rest of what it sends is thrown away.
+    Lingering,
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Known {
+    activity: Activity,
+    /// When it began to do that.
+    since: Instant,
+    /// Requests that came while another one was in work.
+    line: VecDeque<Request>,
+    /// Nothing that it still sends is answered.
+    condemned: bool,
+    /// Since when its socket has not been among the descriptors.
+    missing_since: Option<Instant>,
+}
+
+/// What the reaper sees of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Sight {
+    pub(super) peer: SocketAddr,
+    pub(super) activity: Activity,
+    pub(super) age: Duration,
+}
+
+/// The connections.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
-    lines: Mutex<HashMap<SocketAddr, VecDeque<Request>>>,
+    known: Mutex<HashMap<SocketAddr, Known>>,
     in_flight: AtomicUsize,
 }
 
 /// What becomes of a request that has just arrived.
 #[derive(Debug)]
 pub(super) enum Arrival {
-    /// It is its turn.
-    Now(Request),
+    /// It is its turn. `first`: the connection had never asked before.
+    Now { request: Request, first: bool },
     /// It waits.
     Later,
-    /// Too many wait already.
-    TooMany(Request),
+    /// Its connection is condemned, and nothing of it is in work: the request is to be dropped.
+    Dead(Request),
+    /// Its connection has just been condemned, because too many wait.
+    Condemned,
+}
+
+/// What is left of a connection whose request is done.
+#[derive(Debug)]
+pub(super) enum Rest {
+    /// Nothing waits.
+    Nothing,
+    /// It is this one's turn.
+    Next(Request),
+    /// These are to be dropped in this order.
+    Dead(VecDeque<Request>),
 }
 
 impl Connections {
     /// A request arrives. One whose turn it is must be followed by [`Connections::finish`].
-    pub(super) fn arrive(&self, peer: SocketAddr, request: Request) -> Arrival {
-        let mut lines = self.lines.lock();
-        match lines.get_mut(&peer) {
-            None => {
-                lines.insert(peer, VecDeque::new());
+    pub(super) fn arrive(&self, peer: SocketAddr, request: Request, now: Instant) -> Arrival {
+        let mut known = self.known.lock();
+        let connection = known.entry(peer).or_insert_with(|| Known::new(now));
+        match connection.activity {
+            Activity::Mute | Activity::Idle if connection.condemned => Arrival::Dead(request),
+            Activity::Mute | Activity::Idle => {
+                let first = matches!(connection.activity, Activity::Mute);
+                connection.set(Activity::Answered, now);
                 self.in_flight.fetch_add(1, Ordering::Relaxed);
-                Arrival::Now(request)
+                Arrival::Now { request, first }
             }
-            Some(line) if line.len() < LONGEST_LINE => {
-                line.push_back(request);
-                self.in_flight.fetch_add(1, Ordering::Relaxed);
-                Arrival::Later
+            _ => {
+                connection.line.push_back(request);
+                if connection.condemned || connection.line.len() <= LONGEST_LINE {
+                    return Arrival::Later;
+                }
+                connection.condemned = true;
+                Arrival::Condemned
             }
-            Some(_) => Arrival::TooMany(request),
         }
     }
 
-    /// The request in work is done; whose turn is it now?
-    pub(super) fn finish(&self, peer: SocketAddr) -> Option<Request> {
-        self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let mut lines = self.lines.lock();
-        let next = lines.get_mut(&peer).and_then(VecDeque::pop_front);
-        if next.is_none() {
-            lines.remove(&peer);
+    /// The request in work does something else now.
+    pub(super) fn turn_to(&self, peer: SocketAddr, activity: Activity, now: Instant) {
+        if let Some(connection) = self.known.lock().get_mut(&peer) {
+            connection.set(activity, now);
         }
-        next
     }
 
-    /// How many requests are in work or wait in a line.
+    /// Nothing that this connection still sends is answered.
+    pub(super) fn condemn(&self, peer: SocketAddr) {
+        if let Some(connection) = self.known.lock().get_mut(&peer) {
+            connection.condemned = true;
+        }
+    }
+
+    /// The request in work is done.
+    pub(super) fn finish(&self, peer: SocketAddr, now: Instant) -> Rest {
+        let mut known = self.known.lock();
+        let Some(connection) = known.get_mut(&peer) else { return Rest::Nothing };
+        let rest = if connection.condemned {
+            Rest::Dead(std::mem::take(&mut connection.line))
+        } else {
+            connection.line.pop_front().map_or(Rest::Nothing, Rest::Next)
+        };
+        if let Rest::Next(_) = rest {
+            connection.set(Activity::Answered, now);
+        } else {
+            connection.set(Activity::Idle, now);
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+        rest
+    }
+
+    /// How many connections have a request in work.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of the sockets that there are, forgets the connections whose socket is gone,
+    /// and tells of all others.
+    pub(super) fn take_stock(&self, sockets: &[SocketAddr], now: Instant) -> Vec<Sight> {
+        let mut known = self.known.lock();
+        for connection in known.values_mut() {
+            connection.missing_since.get_or_insert(now);
+        }
+        for peer in sockets {
+            let connection = known.entry(*peer).or_insert_with(|| Known::new(now));
+            connection.missing_since = None;
+        }
+        known.retain(|_, connection| !connection.is_gone(now));
+        known
+            .iter()
+            .map(|(peer, connection)| Sight {
+                peer: *peer,
+                activity: connection.activity,
+                age: now.saturating_duration_since(connection.since),
+            })
+            .collect()
+    }
+}
+
+impl Known {
+    fn new(now: Instant) -> Self {
+        Self {
+            activity: Activity::Mute,
+            since: now,
+            line: VecDeque::new(),
+            condemned: false,
+            missing_since: None,
+        }
+    }
+
+    fn set(&mut self, activity: Activity, now: Instant) {
+        self.activity = activity;
+        self.since = now;
+    }
+
+    /// A socket that was shut is no longer found, and the library may still hold some of what it
+    /// sent; so a condemned connection is remembered for longer.
+    fn is_gone(&self, now: Instant) -> bool {
+        let at_rest = matches!(self.activity, Activity::Mute | Activity::Idle);
+        let memory = if self.condemned { REMEMBER_CONDEMNED } else { REMEMBER };
+        at_rest && self.missing_since.is_some_and(|since| now - since >= memory)
     }
 }

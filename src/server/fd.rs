@@ -2,63 +2,243 @@
 //!
 //! tiny_http shows no socket, but the kernel knows it: among our descriptors it is the one whose
 //! peer is the client and whose own port is ours. Each connection has two descriptors of one
-//! socket; either will do.
+//! socket; the lower one stands for it here.
+//!
+//! A number may be closed and given to something else at any time, so the peer is checked right
+//! before acting, and nothing here closes a descriptor but [`Descriptors::close`].
 
-use std::io;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
+use log::warn;
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{self, MsgFlags, Shutdown, SockaddrStorage};
+use nix::sys::stat::Mode;
+use parking_lot::Mutex;
 
 /// Where the kernel lists the descriptors of this process.
-const DESCRIPTORS: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+const DIRECTORY: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
 
-/// Ends a connection in both directions. What was written before still arrives.
-pub(super) fn shut(peer: SocketAddr, port: u16) {
-    shut_down(peer, port, Shutdown::Both);
+/// The first number that is not standard input, output or error.
+const FIRST: RawFd = 3;
+
+/// Without a directory the numbers themselves are tried; after this many in a row that are not
+/// open there are no more. (The kernel gives out the lowest free number.)
+const LARGEST_GAP: usize = 4096;
+
+/// The descriptors of this process.
+pub(super) struct Descriptors {
+    /// Opened once: when it is needed most there is no descriptor left to open it.
+    directory: Mutex<Option<Dir>>,
+    /// The port of our listener.
+    port: u16,
+    /// How many there may be.
+    pub(super) limit: usize,
 }
 
-/// Tells the client that nothing more will come, and leaves its own direction open.
-pub(super) fn end_output(peer: SocketAddr, port: u16) {
-    shut_down(peer, port, Shutdown::Write);
+/// One connection's descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Connection {
+    pub(super) fd: RawFd,
+    pub(super) peer: SocketAddr,
 }
 
-/// Whether the client has closed or reset its connection. One that is not among our descriptors
-/// any more has.
-pub(super) fn has_left(peer: SocketAddr, port: u16) -> bool {
-    let fd = match find(peer, port) {
-        Ok(Some(fd)) => fd,
-        Ok(None) => return true,
-        Err(_) => return false,
-    };
-    let mut byte = [0];
-    match socket::recv(fd, &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) {
-        Ok(count) => count == 0,
-        Err(error) => error != nix::Error::EAGAIN && error != nix::Error::EINTR,
+/// All descriptors at one moment.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    /// How many are open, of whatever kind.
+    pub(super) open: usize,
+    /// The clients' connections, each once.
+    pub(super) connections: Vec<Connection>,
+}
+
+/// What can be said of a connection's input without taking it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Nothing is there.
+    Silent,
+    /// Bytes are waiting.
+    Waiting,
+    /// The client has closed or reset it.
+    Ended,
+}
+
+/// What became of input that nobody wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Discarded {
+    Nothing,
+    Something,
+    TheEnd,
+}
+
+impl Descriptors {
+    /// Opens the directory, and raises the limit to what the system allows.
+    pub(super) fn open(port: u16) -> Self {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let directory = Dir::open(DIRECTORY, flags, Mode::empty()).ok();
+        Self { directory: Mutex::new(directory), port, limit: raise_limit() }
+    }
+
+    /// Looks at every descriptor.
+    pub(super) fn census(&self) -> Census {
+        let mut census = Census::default();
+        self.each(|fd| {
+            census.open += 1;
+            if let Some(peer) = client_of(fd, self.port) {
+                census.connections.push(Connection { fd, peer });
+            }
+        });
+        census.connections.sort_by_key(|connection| (connection.peer, connection.fd));
+        census.connections.dedup_by_key(|connection| connection.peer);
+        census
+    }
+
+    /// The connection of this client. (Once both its sides are shut, it is not known any more.)
+    pub(super) fn find(&self, peer: SocketAddr) -> Option<Connection> {
+        let mut found = None;
+        self.each(|fd| {
+            if found.is_none() && client_of(fd, self.port) == Some(peer) {
+                found = Some(Connection { fd, peer });
+            }
+        });
+        found
+    }
+
+    /// Every number of this client's connection.
+    pub(super) fn numbers(&self, peer: SocketAddr) -> Vec<RawFd> {
+        let mut numbers = Vec::new();
+        self.each(|fd| {
+            if client_of(fd, self.port) == Some(peer) {
+                numbers.push(fd);
+            }
+        });
+        numbers
+    }
+
+    /// Ends a client's connection in both directions. What was written before still arrives.
+    pub(super) fn shut(&self, peer: SocketAddr) {
+        if let Some(connection) = self.find(peer) {
+            connection.shut();
+        }
+    }
+
+    /// Ends a client's connection, and takes away what it has sent before the library reads it.
+    pub(super) fn silence(&self, peer: SocketAddr) {
+        if let Some(connection) = self.find(peer) {
+            connection.discard();
+            connection.shut();
+        }
+    }
+
+    /// Whether the client has closed or reset its connection. `library_reads`: the library has
+    /// not shut its reading side itself, so that an end of input means something.
+    pub(super) fn has_left(&self, peer: SocketAddr, library_reads: bool) -> bool {
+        match self.find(peer) {
+            None => true,
+            Some(connection) if library_reads => connection.input() == Input::Ended,
+            Some(_) => is_closed_by_peer(peer, self.port),
+        }
+    }
+
+    /// What a number stands for, as long as it stands for it.
+    pub(super) fn identity(&self, fd: RawFd) -> Option<String> {
+        let link = std::fs::read_link(format!("{DIRECTORY}/{fd}")).ok()?;
+        Some(link.to_str()?.to_owned())
+    }
+
+    /// Closes these numbers, if they still stand for what they stood for. Only for descriptors
+    /// whose owner will never run again.
+    pub(super) fn close(&self, numbers: &[(RawFd, Option<String>)]) {
+        for (fd, identity) in numbers {
+            if identity.is_some() && self.identity(*fd) == *identity {
+                let _ = nix::unistd::close(*fd);
+            }
+        }
+    }
+
+    /// Calls `f` with every open descriptor.
+    fn each(&self, mut f: impl FnMut(RawFd)) {
+        if let Some(directory) = &mut *self.directory.lock() {
+            let own = directory.as_raw_fd();
+            let names = directory.iter().flatten();
+            let numbers = names.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok());
+            return numbers.filter(|fd| *fd != own).for_each(f);
+        }
+        let mut gap = 0;
+        let mut fd = FIRST;
+        while gap < LARGEST_GAP {
+            match socket::getsockname::<SockaddrStorage>(fd) {
+                Err(Errno::EBADF) => gap += 1,
+                _ => {
+                    gap = 0;
+                    f(fd);
+                }
+            }
+            fd += 1;
+        }
     }
 }
 
-fn shut_down(peer: SocketAddr, port: u16, how: Shutdown) {
-    if let Ok(Some(fd)) = find(peer, port) {
-        let _ = socket::shutdown(fd, how);
+impl Connection {
+    /// Looks at the input without taking it.
+    pub(super) fn input(self) -> Input {
+        let mut byte = [0];
+        match socket::recv(self.fd, &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => Input::Ended,
+            Ok(_) => Input::Waiting,
+            Err(Errno::EAGAIN | Errno::EINTR) => Input::Silent,
+            Err(_) => Input::Ended,
+        }
+    }
+
+    /// Takes what input is there and throws it away.
+    pub(super) fn discard(self) -> Discarded {
+        let mut buffer = [0; 16 * 1024];
+        let mut discarded = Discarded::Nothing;
+        loop {
+            match socket::recv(self.fd, &mut buffer, MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => return Discarded::TheEnd,
+                Ok(_) => discarded = Discarded::Something,
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return discarded,
+                Err(_) => return Discarded::TheEnd,
+            }
+        }
+    }
+
+    /// Whether the number still is this client's connection.
+    pub(super) fn is_still_there(self) -> bool {
+        let peer = socket::getpeername::<SockaddrStorage>(self.fd).ok().and_then(address);
+        peer == Some(self.peer)
+    }
+
+    /// Writes as much as goes without waiting. A short answer always does: the client has taken
+    /// everything before it.
+    pub(super) fn send(self, bytes: &[u8]) {
+        let _ = socket::send(self.fd, bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    }
+
+    /// Tells the client that nothing more will come, and leaves its own direction open.
+    pub(super) fn end_output(self) {
+        let _ = socket::shutdown(self.fd, Shutdown::Write);
+    }
+
+    /// Ends the connection in both directions.
+    pub(super) fn shut(self) {
+        let _ = socket::shutdown(self.fd, Shutdown::Both);
     }
 }
 
-/// The lowest descriptor of the connection between `peer` and our `port`.
-fn find(peer: SocketAddr, port: u16) -> io::Result<Option<RawFd>> {
-    let entries = std::fs::read_dir(DESCRIPTORS)?;
-    Ok(entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .find(|fd| is_connection(*fd, peer, port)))
-}
-
-fn is_connection(fd: RawFd, peer: SocketAddr, port: u16) -> bool {
-    let far = socket::getpeername::<SockaddrStorage>(fd).ok().and_then(address);
-    far == Some(peer) && {
-        let near = socket::getsockname::<SockaddrStorage>(fd).ok().and_then(address);
-        near.is_some_and(|near| near.port() == port)
+/// The client at the other end of `fd`, if that is a connection of our listener.
+fn client_of(fd: RawFd, port: u16) -> Option<SocketAddr> {
+    let near = socket::getsockname::<SockaddrStorage>(fd).ok().and_then(address)?;
+    if near.port() != port {
+        return None;
     }
+    socket::getpeername::<SockaddrStorage>(fd).ok().and_then(address)
 }
 
 fn address(storage: SockaddrStorage) -> Option<SocketAddr> {
@@ -67,4 +247,36 @@ fn address(storage: SockaddrStorage) -> Option<SocketAddr> {
     }
     let v6 = storage.as_sockaddr_in6()?;
     Some(SocketAddr::new(v6.ip().into(), v6.port()))
+}
+
+/// Raises the limit on descriptors to what the system allows, and tells it.
+fn raise_limit() -> usize {
+    let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
+        Ok(limits) => limits,
+        Err(_) => return 1024,
+    };
+    let limit = match setrlimit(Resource::RLIMIT_NOFILE, hard, hard) {
+        Ok(()) => hard,
+        Err(error) => {
+            warn!("descriptors limit={soft} error=\"{error}\"");
+            soft
+        }
+    };
+    usize::try_from(limit).unwrap_or(usize::MAX)
+}
+
+/// Asks the kernel's table of connections, in which a connection that the client has closed is
+/// no longer `ESTABLISHED`. Where there is no such table the answer is no.
+fn is_closed_by_peer(peer: SocketAddr, port: u16) -> bool {
+    const ESTABLISHED: &str = "01";
+    let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    let Ok(table) = std::fs::read_to_string(table) else { return false };
+    // sl  local_address rem_address   st …; addresses end in a hexadecimal port.
+    let (near, far) = (format!(":{port:04X}"), format!(":{:04X}", peer.port()));
+    let mut states = table.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
+        (local.ends_with(&near) && remote.ends_with(&far)).then_some(state)
+    });
+    states.all(|state| state != ESTABLISHED)
 }

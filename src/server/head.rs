@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use http::uri::PathAndQuery;
 use tiny_http::Request;
 
 use crate::error::ProxyError;
@@ -19,8 +20,11 @@ pub(super) struct Head {
     pub(super) version: (u8, u8),
     pub(super) protocol: Protocol,
     pub(super) length: BodyLength,
-    /// Whether the client itself asked for the end of the connection.
+    /// Whether the library ends the connection by itself after this request.
     pub(super) closes: bool,
+    /// Whether the client offers another protocol (h2c): we stay with this one, but the library
+    /// hands out the body unframed.
+    upgrades: bool,
 }
 
 /// How the body is framed.
@@ -43,14 +47,15 @@ const READ_AHEAD: u64 = 1024;
 impl Head {
     /// Reads a head.
     pub(super) fn of(request: &Request, peer: SocketAddr) -> Self {
-        let (path, query) = match request.url().split_once('?') {
+        let target = origin_form(request.url());
+        let (path, query) = match target.split_once('?') {
             Some((path, query)) => (path, Some(query.to_owned())),
-            None => (request.url(), None),
+            None => (target, None),
         };
         let version = (request.http_version().0, request.http_version().1);
-        let closes = header(request, "connection").is_some_and(|value| {
-            value.split(',').any(|token| token.trim().eq_ignore_ascii_case("close"))
-        });
+        let connection = header(request, "connection").unwrap_or_default().to_ascii_lowercase();
+        let upgrades = connection.contains("upgrade");
+        let closes = connection.contains("close") || upgrades;
         Self {
             method: request.method().as_str().to_owned(),
             path: path.to_owned(),
@@ -60,6 +65,7 @@ impl Head {
             protocol: route::protocol_of(path, header(request, "anthropic-version").is_some()),
             length: body_length(request),
             closes,
+            upgrades,
         }
     }
 
@@ -74,9 +80,18 @@ impl Head {
         }
     }
 
+    /// Whether the client waits for `100 Continue` before it sends its body.
+    pub(super) fn expects_continue(&self, request: &Request) -> bool {
+        header(request, "expect").is_some()
+    }
+
     /// Refuses a request whose end is not clear.
     pub(super) fn check_framing(&self) -> Result<(), ProxyError> {
         match self.length {
+            // The library hands out the bare stream, chunk sizes and all.
+            BodyLength::Chunked if self.upgrades => {
+                Err(ProxyError::Malformed("a chunked body cannot be upgraded"))
+            }
             BodyLength::Unclear => Err(ProxyError::Malformed(
                 "the request needs exactly one plain Content-Length, or `Transfer-Encoding: chunked`",
             )),
@@ -86,6 +101,10 @@ impl Head {
 
     /// Refuses a body that cannot be used, before a byte of it is read.
     pub(super) fn check_body(&self, request: &Request, limit: usize) -> Result<(), ProxyError> {
+        let query = self.query.as_deref().unwrap_or_default();
+        if format!("/?{query}").parse::<PathAndQuery>().is_err() {
+            return Err(ProxyError::Malformed("the query holds characters that no URL may hold"));
+        }
         if let Some(coding) = header(request, "content-encoding")
             && !coding.trim().eq_ignore_ascii_case("identity")
         {
@@ -98,6 +117,13 @@ impl Head {
             _ => Ok(()),
         }
     }
+}
+
+/// A target without the origin that a client of a forward proxy puts before it (RFC 9112,
+/// section 3.2.2).
+fn origin_form(target: &str) -> &str {
+    let after = target.strip_prefix("http://").or_else(|| target.strip_prefix("https://"));
+    after.map_or(target, |rest| rest.find('/').map_or("/", |slash| &rest[slash..]))
 }
 
 /// Whether the request carries the proxy key, in whatever form.
@@ -158,6 +184,14 @@ mod tests {
         assert_eq!(framed(&["0"], &[]), BodyLength::Exact(0));
         assert_eq!(framed(&["18446744073709551615"], &[]), BodyLength::Exact(u64::MAX));
         assert_eq!(framed(&[], &["Chunked"]), BodyLength::Chunked);
+    }
+
+    #[test]
+    fn an_absolute_target_counts_as_its_path() {
+        assert_eq!(origin_form("/v1/messages?a=b"), "/v1/messages?a=b");
+        assert_eq!(origin_form("http://127.0.0.1:3300/v1/messages?a"), "/v1/messages?a");
+        assert_eq!(origin_form("http://host"), "/");
+        assert_eq!(origin_form("*"), "*");
     }
 
     #[test]

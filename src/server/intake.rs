@@ -1,12 +1,10 @@
-//! The one thread that takes requests from the library, and what is decided about each.
+//! What is decided about each request, before anybody waits for its client.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -15,40 +13,57 @@ use log::{debug, error, info};
 use tiny_http::Request;
 
 use super::Once;
-use super::answer::Answer;
+use super::answer::{self, Answer};
 use super::bodies::{self, Budget, ReceiveError, Received};
-use super::connections::{Arrival, Connections};
+use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
-use super::fd;
+use super::fd::Descriptors;
+use super::gate::Gate;
 use super::head::{self, Head};
+use super::refusals;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
 use crate::config::Config;
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
+use crate::panics::{Alarm, fault_point};
 use crate::policy::route::{self, Endpoint, Local, Route};
 use crate::proxy::{ClientRequest, Proxy};
 use crate::relay;
 
-/// Threads that write our own pages and refusals.
+/// Threads that write our own pages.
 const RESPONDERS: usize = 16;
 
+/// Threads that refuse, and may have to wait for the rest of a body.
+const REFUSERS: usize = 64;
+
 /// Threads that wait for bodies.
-const RECEIVERS: usize = 128;
+const RECEIVERS: usize = 256;
+
+/// Pokes that may be outstanding: more would tell the library nothing new.
+const POKES: usize = 256;
+
+/// How long a poke waits to be accepted.
+const POKE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Everything that the front's threads share.
 pub(super) struct Front {
     config: Arc<Config>,
     proxy: Arc<Proxy>,
     admin: Arc<Admin>,
-    address: SocketAddr,
-    connections: Connections,
+    pub(super) gate: Gate,
+    pub(super) descriptors: Arc<Descriptors>,
+    pub(super) connections: Connections,
     responders: Arc<Crew>,
+    refusers: Arc<Crew>,
     receivers: Arc<Crew>,
+    /// Drops what may not be dropped anywhere else, in order.
+    undertakers: Arc<Crew>,
     jobs: Sender<Job>,
     admission: Arc<Admission>,
     budget: Arc<Budget>,
+    pokes: Sender<()>,
     draining: Once,
     next_id: AtomicU64,
 }
@@ -75,10 +90,18 @@ pub(super) struct Turn {
     peer: SocketAddr,
 }
 
+impl Turn {
+    fn turn_to(&self, activity: Activity) {
+        self.front.connections.turn_to(self.peer, activity, clock::instant());
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
-        if let Some(next) = self.front.connections.finish(self.peer) {
-            self.front.dispatch(self.peer, next);
+        match self.front.connections.finish(self.peer, clock::instant()) {
+            Rest::Nothing => {}
+            Rest::Next(request) => self.front.dispatch(self.peer, request),
+            Rest::Dead(line) => line.into_iter().for_each(|request| self.front.bury(request)),
         }
     }
 }
@@ -89,20 +112,28 @@ impl Front {
         config: Arc<Config>,
         proxy: Arc<Proxy>,
         admin: Arc<Admin>,
-        address: SocketAddr,
+        gate: Gate,
+        alarm: &Alarm,
     ) -> io::Result<(Self, Receiver<Job>)> {
         let (jobs, queue) = crossbeam_channel::unbounded();
+        let (pokes, wanted) = crossbeam_channel::bounded(POKES);
+        let reachable = gate.reachable();
+        alarm.essential("poker", move || wanted.iter().for_each(|()| poke(reachable)))?;
         let front = Self {
             admission: Admission::new(config.workers + config.queue_size),
             budget: Budget::new(config.max_body_bytes),
+            descriptors: Arc::new(Descriptors::open(gate.address().port())),
             config,
             proxy,
             admin,
-            address,
+            gate,
             connections: Connections::default(),
             responders: Crew::new("responder", RESPONDERS)?,
+            refusers: Crew::new("refuser", REFUSERS)?,
             receivers: Crew::new("receiver", RECEIVERS)?,
+            undertakers: Crew::new("undertaker", 1)?,
             jobs,
+            pokes,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
         };
@@ -113,32 +144,63 @@ impl Front {
         self.config.workers
     }
 
+    pub(super) fn client_timeout(&self) -> Duration {
+        self.config.client_timeout
+    }
+
+    pub(super) fn body_memory(&self) -> usize {
+        self.budget.used()
+    }
+
     pub(super) fn start_draining(&self) {
         self.draining.set();
         self.admin.start_draining();
     }
 
-    pub(super) fn requests_in_flight(&self) -> usize {
-        self.connections.in_flight()
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.is_set()
+    }
+
+    /// Wakes connections that the library has left lying.
+    ///
+    /// Its pool queues a new connection whenever a thread *looks* idle; of a burst, more are
+    /// queued than threads wake, and the surplus is not read until some other connection closes.
+    /// So each connection's first request is followed by a connection of our own that closes at
+    /// once, and frees a thread for one that waits.
+    pub(super) fn poke(&self, count: usize) {
+        for _ in 0..count {
+            let _ = self.pokes.try_send(());
+        }
     }
 
     /// A request from the library. Waits for nothing.
-    fn take(self: &Arc<Self>, request: Request) {
+    pub(super) fn take(self: &Arc<Self>, request: Request) {
         let Some(peer) = request.remote_addr().copied() else {
             // The connection was reset before its first byte: nobody can be answered.
-            return self.responders.give(move || drop(request));
+            return self.bury(request);
         };
-        match self.connections.arrive(peer, request) {
-            Arrival::Now(request) => self.dispatch(peer, request),
+        match self.connections.arrive(peer, request, clock::instant()) {
+            Arrival::Now { request, first } => {
+                if first {
+                    self.poke(1);
+                }
+                self.dispatch(peer, request);
+            }
             Arrival::Later => {}
-            Arrival::TooMany(request) => {
-                let port = self.address.port();
-                self.responders.give(move || {
-                    fd::shut(peer, port);
-                    drop(request);
-                });
+            Arrival::Dead(request) => self.bury(request),
+            Arrival::Condemned => {
+                debug!("condemned client={} in=pipeline", peer.ip());
+                self.descriptors.silence(peer);
             }
         }
+    }
+
+    /// Drops a request of a connection that is shut. In one thread and in order, because a drop
+    /// waits for the answers before it.
+    fn bury(&self, request: Request) {
+        self.undertakers.give(move || {
+            refusals::dispose(request);
+        });
     }
 
     /// Hands a request whose turn it is to whoever may wait for its client.
@@ -146,6 +208,7 @@ impl Front {
         let arrived = clock::instant();
         let turn = Turn { front: Arc::clone(self), peer };
         let head = Head::of(&request, peer);
+        fault_point("intake", head.query.as_deref());
         let pending = Pending { request, head, arrived, turn };
         let front = Arc::clone(self);
         match self.judge(&pending) {
@@ -157,7 +220,7 @@ impl Front {
             }
             Ok(Errand::Page(local)) => self.responders.give(move || front.page(pending, local)),
             Ok(Errand::Preflight) => self.responders.give(move || front.preflight(pending)),
-            Err(error) => self.responders.give(move || front.refuse(pending, &error)),
+            Err(error) => self.give_refusal(pending, error),
         }
     }
 
@@ -190,26 +253,32 @@ impl Front {
     fn receive(self: &Arc<Self>, mut pending: Pending, endpoint: Endpoint) {
         match self.read_body(&mut pending) {
             Ok(body) => self.enter(pending, endpoint, Some(body)),
-            Err(ReceiveError::Refused(error)) => self.refuse(pending, &error),
-            Err(ReceiveError::Broken) => {
-                debug!("broken client={} in=body", pending.head.peer.ip());
-                fd::shut(pending.head.peer, self.address.port());
-            }
+            Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
+            Err(ReceiveError::Broken) => self.abandon(pending),
         }
     }
 
+    /// The client broke off in its body: there is nobody to answer.
+    fn abandon(&self, pending: Pending) {
+        debug!("broken client={} in=body", pending.head.peer.ip());
+        self.connections.condemn(pending.head.peer);
+        self.descriptors.shut(pending.head.peer);
+        self.bury(pending.request);
+    }
+
     fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
-        let length = pending.head.length;
-        let largest = self.config.max_body_bytes;
-        bodies::receive(&mut pending.request, length, largest, &self.budget)
+        let Pending { request, head, turn, .. } = pending;
+        let begun = clock::instant();
+        let progress = |bytes| turn.turn_to(Activity::Sending { begun, bytes });
+        bodies::receive(request, head.length, self.config.max_body_bytes, &self.budget, progress)
     }
 
     /// Lets a request in to the workers, or refuses it when they and their queue are full.
     fn enter(self: &Arc<Self>, pending: Pending, endpoint: Endpoint, body: Option<Received>) {
         let Some(ticket) = self.admission.enter() else {
-            let front = Arc::clone(self);
-            return self.responders.give(move || front.refuse(pending, &ProxyError::Overloaded));
+            return self.give_refusal(pending, ProxyError::Overloaded);
         };
+        pending.turn.turn_to(Activity::Served);
         let job = Job { pending, endpoint, body, ticket };
         if self.jobs.send(job).is_err() {
             error!("workers gone=true: a request was dropped");
@@ -217,16 +286,17 @@ impl Front {
     }
 
     /// Serves a request, on a worker.
-    pub(super) fn serve(&self, job: Job) {
+    pub(super) fn serve(self: &Arc<Self>, job: Job) {
         let Job { mut pending, endpoint, body, ticket: _ticket } = job;
         let body = match body {
             Some(body) => body,
             None => match self.read_body(&mut pending) {
                 Ok(body) => body,
-                Err(ReceiveError::Refused(error)) => return self.refuse(pending, &error),
-                Err(ReceiveError::Broken) => return,
+                Err(ReceiveError::Refused(error)) => return self.give_refusal(pending, error),
+                Err(ReceiveError::Broken) => return self.abandon(pending),
             },
         };
+        pending.turn.turn_to(Activity::Served);
         let Received { bytes, share: _share } = body;
         let headers = head::header_pairs(&pending.request)
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -246,7 +316,8 @@ impl Front {
 
     fn answer_to(&self, pending: Pending) -> Answer {
         let Pending { request, head, turn, .. } = pending;
-        Answer::new(request, &head, self.address.port(), self.draining.is_set(), turn)
+        let descriptors = Arc::clone(&self.descriptors);
+        Answer::new(request, &head, descriptors, self.draining.is_set(), turn)
     }
 
     fn page(&self, pending: Pending, local: Local) {
@@ -272,6 +343,16 @@ impl Front {
         self.respond(pending, &head, b"");
     }
 
+    /// Hands a refusal to whoever may wait for its client.
+    fn give_refusal(self: &Arc<Self>, pending: Pending, error: ProxyError) {
+        let front = Arc::clone(self);
+        if pending.body_is_here() {
+            self.responders.give(move || front.refuse(pending, &error));
+        } else {
+            self.refusers.give(move || front.refuse(pending, &error));
+        }
+    }
+
     fn refuse(&self, pending: Pending, error: &ProxyError) {
         let (head, body) = self.proxy.error_answer(error, pending.head.protocol);
         info!(
@@ -283,7 +364,21 @@ impl Front {
             error.code(),
             millis(pending.arrived.elapsed()),
         );
-        self.respond(pending, &head, &body);
+        if refusals::is_harmless(&pending.head, &pending.request) {
+            return self.respond(pending, &head, &body);
+        }
+        let Pending { request, head: asked, turn, .. } = pending;
+        turn.turn_to(Activity::Lingering);
+        // What the client sends from here on would be taken for another request.
+        self.connections.condemn(asked.peer);
+        let answer = answer::whole(&head, &body);
+        refusals::refuse_past_library(
+            &self.descriptors,
+            &self.undertakers,
+            &asked,
+            request,
+            &answer,
+        );
     }
 
     fn respond(&self, pending: Pending, head: &relay::Head, body: &[u8]) {
@@ -294,6 +389,10 @@ impl Front {
             Quoted(&pending.head.path),
             head.status
         );
+        if !pending.body_is_here() {
+            // The library reads the rest of the body away first.
+            pending.turn.turn_to(Activity::Sending { begun: pending.arrived, bytes: 0 });
+        }
         self.answer_to(pending).respond(head, body);
     }
 }
@@ -304,87 +403,17 @@ impl Pending {
     }
 }
 
-/// Starts the intake on this listener.
-///
-/// # Errors
-/// When the system gives no thread, or the library does not take the listener.
-pub(super) fn spawn(front: Arc<Front>, listener: TcpListener) -> io::Result<()> {
-    let server = tiny_http::Server::from_listener(listener, None).map_err(io::Error::other)?;
-    let poker = Poker::start(front.address)?;
-    thread::Builder::new().name("intake".into()).spawn(move || run(&front, &server, poker))?;
-    Ok(())
-}
-
-fn run(front: &Arc<Front>, server: &tiny_http::Server, mut poker: Poker) {
-    loop {
-        match server.recv() {
-            Ok(request) => {
-                if let Some(peer) = request.remote_addr() {
-                    poker.greet(*peer);
-                }
-                front.take(request);
-            }
-            // The accept thread has ended, as it should.
-            Err(_) if front.draining.is_set() => {}
-            Err(error) => error!("accept error=\"{error}\": no new connection is taken any more"),
-        }
-    }
-}
-
-/// Wakes connections that the library has left lying.
-///
-/// Its pool queues a new connection whenever a thread *looks* idle; of a burst, more are queued
-/// than threads wake, and the surplus is not read until some other connection closes. So each
-/// connection's first request is followed by one that closes at once.
-struct Poker {
-    greeted: HashSet<SocketAddr>,
-    since: Instant,
-    pokes: Sender<()>,
-}
-
-/// How long a connection counts as greeted: peers' ports come back.
-const GREETING_LASTS: Duration = Duration::from_secs(1);
-
-impl Poker {
-    fn start(address: SocketAddr) -> io::Result<Self> {
-        let (pokes, wanted) = crossbeam_channel::bounded(64);
-        let thread = thread::Builder::new().name("poker".into()).stack_size(128 * 1024);
-        thread.spawn(move || wanted.iter().for_each(|()| poke(reachable(address))))?;
-        Ok(Self { greeted: HashSet::new(), since: clock::instant(), pokes })
-    }
-
-    fn greet(&mut self, peer: SocketAddr) {
-        if self.since.elapsed() > GREETING_LASTS {
-            self.greeted.clear();
-            self.since = clock::instant();
-        }
-        if self.greeted.insert(peer) {
-            let _ = self.pokes.try_send(());
-        }
-    }
-}
-
 fn poke(address: SocketAddr) {
-    if let Ok(socket) = TcpStream::connect_timeout(&address, Duration::from_secs(1)) {
+    if let Ok(socket) = TcpStream::connect_timeout(&address, POKE_LIMIT) {
         // A reset instead of a farewell: no socket of ours stays behind in TIME_WAIT.
         let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
         let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Linger, &at_once);
     }
 }
 
-/// The address under which this process reaches itself.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    let host = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(host, address.port())
-}
-
 impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Front").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Front").field("gate", &self.gate).finish_non_exhaustive()
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) fn spawn(front: &Arc<Front>, jobs: &Receiver<Job>) -> io::Result<Vec<
         .collect()
 }
 
-fn work(front: &Front, jobs: &Receiver<Job>) {
+fn work(front: &Arc<Front>, jobs: &Receiver<Job>) {
     for job in jobs {
         // A panic costs this request only: the library answers 500 when the request is dropped
         // unanswered, and a half-written answer is cut.

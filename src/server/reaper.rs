@@ -1,0 +1,264 @@
+//! Looks after all connections ten times a second: ends those past their limits, wakes those
+//! that the library has left lying, and keeps descriptors and memory for those that are served.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::{debug, warn};
+
+use super::connections::{Activity, Sight};
+use super::fd::{Census, Connection, Input};
+use super::intake::Front;
+use crate::clock;
+
+/// How often it looks, unless looking takes long.
+const TICK: Duration = Duration::from_millis(100);
+
+/// It rests this many times as long as it looked: never more than a twentieth of a core.
+const REST: u32 = 20;
+
+/// How much longer than a stalled head an idle connection may stay. nginx's own idle limit for
+/// its upstreams is 60 s and must be the shorter one.
+const IDLE_BONUS: Duration = Duration::from_secs(15);
+
+/// How long a page or a refusal of ours may take: it fits any socket's buffer, unless the client
+/// has not read what it was sent before.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
+/// A body that has taken longer than the stall limit must have come at this pace, in bytes a
+/// second: each byte of a dribble is progress, and would hold a receiver for ever.
+const SLOWEST_BODY: u64 = 1024;
+
+/// A connection that has not asked for this long, and whose bytes nobody reads, is stuck.
+const STUCK_AFTER: Duration = Duration::from_millis(50);
+
+/// No more pokes than this in one look.
+const MOST_POKES: usize = 64;
+
+/// Above this share of the descriptors connections are ended, down to the lower one (in percent).
+const HIGH_WATER: usize = 80;
+const LOW_WATER: usize = 70;
+
+/// How much memory may come from nobody knows where (a head without an end, say), in bytes.
+const UNEXPLAINED: u64 = 64 << 20;
+
+/// What a connection explains of it: its thread's stack, its buffers.
+const EACH_CONNECTION: u64 = 64 << 10;
+
+/// Why a connection is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    NoHead,
+    Idle,
+    StalledBody,
+    SlowBody,
+    UnreadAnswer,
+    Descriptors,
+    Memory,
+}
+
+/// The reaper and what it remembers from look to look.
+pub(super) struct Reaper {
+    front: Arc<Front>,
+    /// The least unexplained memory so far: what is above it has been added by connections.
+    floor: Option<u64>,
+}
+
+impl Reaper {
+    pub(super) fn new(front: Arc<Front>) -> Self {
+        Self { front, floor: None }
+    }
+
+    /// Looks again and again, for the life of the process.
+    pub(super) fn run(mut self) {
+        let never = crossbeam_channel::never::<()>();
+        loop {
+            let started = clock::instant();
+            self.look(started);
+            let took = started.elapsed();
+            let _ = never.recv_timeout(TICK.max(took * REST));
+        }
+    }
+
+    fn look(&mut self, now: Instant) {
+        let census = self.front.descriptors.census();
+        let peers: Vec<SocketAddr> = census.connections.iter().map(|seen| seen.peer).collect();
+        let mut sights = self.front.connections.take_stock(&peers, now);
+        sights.sort_by_key(|sight| sight.peer);
+        let limit = self.front.client_timeout();
+        for sight in &sights {
+            if let Some(reason) = past_limit(sight, limit, now) {
+                end(&census, sight.peer, reason);
+            }
+        }
+        self.wake_stuck(&census, &sights);
+        self.spare_descriptors(&census, &sights);
+        self.spare_memory(&census, &sights);
+        self.front.gate.look(&self.front, &peers);
+    }
+
+    /// Connections with bytes that nobody reads lie in the library's queue behind silent ones.
+    /// Each poke frees one thread, and it may take as many as there are silent ones.
+    fn wake_stuck(&self, census: &Census, sights: &[Sight]) {
+        let mute = |sight: &&Sight| sight.activity == Activity::Mute && sight.age > STUCK_AFTER;
+        let is_stuck = sights.iter().filter(mute).any(|sight| {
+            find(census, sight.peer).is_some_and(|seen| seen.input() == Input::Waiting)
+        });
+        if is_stuck {
+            let silent = sights.iter().filter(|sight| sight.activity == Activity::Mute).count();
+            self.front.poke(silent.min(MOST_POKES));
+        }
+    }
+
+    fn spare_descriptors(&self, census: &Census, sights: &[Sight]) {
+        let limit = self.front.descriptors.limit;
+        if census.open <= limit / 100 * HIGH_WATER {
+            return;
+        }
+        // Each connection has two.
+        let surplus = (census.open - limit / 100 * LOW_WATER).div_ceil(2);
+        let ended = least_missed(sights).into_iter().take(surplus);
+        let count = ended.map(|peer| end(census, peer, Reason::Descriptors)).count();
+        warn!("descriptors open={} limit={limit} ended={count}", census.open);
+    }
+
+    fn spare_memory(&mut self, census: &Census, sights: &[Sight]) {
+        let Some(resident) = resident_memory() else { return };
+        let explained =
+            self.front.body_memory() as u64 + census.connections.len() as u64 * EACH_CONNECTION;
+        let unexplained = resident.saturating_sub(explained);
+        let floor = self.floor.map_or(unexplained, |floor| floor.min(unexplained));
+        self.floor = Some(floor);
+        if unexplained - floor <= UNEXPLAINED {
+            return;
+        }
+        let ended = least_missed(sights).into_iter();
+        let count = ended.map(|peer| end(census, peer, Reason::Memory)).count();
+        warn!("memory resident_mb={} ended={count}", resident >> 20);
+        // What the allocator keeps is the new normal.
+        self.floor = Some(unexplained);
+    }
+}
+
+/// Whether a connection is past a limit. `stall`: how long a client may stall.
+fn past_limit(sight: &Sight, stall: Duration, now: Instant) -> Option<Reason> {
+    let over = |limit: Duration, reason| (sight.age > limit).then_some(reason);
+    match sight.activity {
+        Activity::Mute => over(stall, Reason::NoHead),
+        Activity::Idle => over(stall + IDLE_BONUS, Reason::Idle),
+        Activity::Sending { begun, bytes } => {
+            let taken = now.saturating_duration_since(begun);
+            let is_slow = taken > stall && bytes < taken.as_secs() * SLOWEST_BODY;
+            over(stall, Reason::StalledBody).or(is_slow.then_some(Reason::SlowBody))
+        }
+        Activity::Answered => over(ANSWER_LIMIT, Reason::UnreadAnswer),
+        // A worker has limits of its own, and so has lingering.
+        Activity::Served | Activity::Lingering => None,
+    }
+}
+
+/// Connections in the order in which they may go: those that never asked, then the idle ones,
+/// the longest first. Nothing that is in work is among them.
+fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
+    let mut free: Vec<&Sight> = sights
+        .iter()
+        .filter(|sight| matches!(sight.activity, Activity::Mute | Activity::Idle))
+        .collect();
+    free.sort_by_key(|sight| (sight.activity == Activity::Idle, std::cmp::Reverse(sight.age)));
+    free.into_iter().map(|sight| sight.peer).collect()
+}
+
+fn end(census: &Census, peer: SocketAddr, reason: Reason) {
+    if let Some(connection) = find(census, peer)
+        && connection.is_still_there()
+    {
+        debug!("ended client={} reason={reason}", peer.ip());
+        connection.shut();
+    }
+}
+
+fn find(census: &Census, peer: SocketAddr) -> Option<Connection> {
+    let place = census.connections.binary_search_by_key(&peer, |seen| seen.peer).ok()?;
+    Some(census.connections[place])
+}
+
+/// The resident memory of this process in bytes, where the system tells it.
+fn resident_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kilobytes| kilobytes << 10)
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoHead => "no_head",
+            Self::Idle => "idle",
+            Self::StalledBody => "stalled_body",
+            Self::SlowBody => "slow_body",
+            Self::UnreadAnswer => "unread_answer",
+            Self::Descriptors => "descriptors",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL: Duration = Duration::from_secs(60);
+
+    fn sight(port: u16, activity: Activity, age: u64) -> Sight {
+        let peer = SocketAddr::from(([127, 0, 0, 1], port));
+        Sight { peer, activity, age: Duration::from_secs(age) }
+    }
+
+    fn judged(activity: Activity, age: u64) -> Option<Reason> {
+        past_limit(&sight(1, activity, age), STALL, clock::instant())
+    }
+
+    #[test]
+    fn a_connection_without_a_head_or_with_nothing_to_say_is_let_go() {
+        assert_eq!(judged(Activity::Mute, 60), None);
+        assert_eq!(judged(Activity::Mute, 61), Some(Reason::NoHead));
+        assert_eq!(judged(Activity::Idle, 75), None);
+        assert_eq!(judged(Activity::Idle, 76), Some(Reason::Idle));
+    }
+
+    #[test]
+    fn a_body_may_be_slow_but_neither_stall_nor_dribble() {
+        let now = clock::instant();
+        let body = |taken: u64, bytes, silent| {
+            let begun = now.checked_sub(Duration::from_secs(taken)).unwrap();
+            past_limit(&sight(1, Activity::Sending { begun, bytes }, silent), STALL, now)
+        };
+        assert_eq!(body(59, 0, 59), None);
+        assert_eq!(body(61, 0, 61), Some(Reason::StalledBody));
+        assert_eq!(body(50, 10, 1), None);
+        assert_eq!(body(100, 100 * SLOWEST_BODY, 1), None);
+        assert_eq!(body(100, 100 * SLOWEST_BODY - 1, 1), Some(Reason::SlowBody));
+    }
+
+    #[test]
+    fn what_is_in_work_has_limits_elsewhere() {
+        assert_eq!(judged(Activity::Served, 100_000), None);
+        assert_eq!(judged(Activity::Lingering, 100_000), None);
+        assert_eq!(judged(Activity::Answered, 6), Some(Reason::UnreadAnswer));
+    }
+
+    #[test]
+    fn those_that_never_asked_go_first_then_the_longest_idle() {
+        let sights = [
+            sight(1, Activity::Idle, 5),
+            sight(2, Activity::Served, 900),
+            sight(3, Activity::Mute, 1),
+            sight(4, Activity::Idle, 50),
+            sight(5, Activity::Mute, 30),
+        ];
+        let ports: Vec<u16> = least_missed(&sights).iter().map(SocketAddr::port).collect();
+        assert_eq!(ports, [5, 3, 4, 1]);
+    }
+}
