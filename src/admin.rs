@@ -42,7 +42,13 @@ impl Admin {
             Local::Index => (200, index()),
             Local::Hello => (200, json!({"ok": true})),
             Local::Health => self.health(),
-            Local::Status => (200, self.status()),
+            Local::Status => {
+                let status = self.status();
+                // Whoever reads of a cooldown may rely on it.
+                let revision = self.scheduler.lock().cooled_revision();
+                self.store.wait(revision);
+                (200, status)
+            }
             Local::Models => (200, self.models(protocol)),
         };
         let body = value.to_string().into_bytes();

@@ -1,7 +1,7 @@
 //! `dashscope-proxy demo`: the real proxy in front of the built-in stand-in, with small quotas.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process;
 use std::time::Duration;
@@ -49,20 +49,7 @@ pub fn start(events: Sender<Event>) -> Result<Demo, StartupError> {
     standin.set_default_quota(Some(QUOTA));
     standin.keep_calls(false);
     let folder = Folder::new();
-    let port = free_port()?;
-    let origin = standin.origin();
-    let settings = [
-        ("PROXY_API_KEY", PROXY_KEY.to_owned()),
-        ("DASHSCOPE_API_KEYS", KEYS.join(",")),
-        ("MODEL_IDS", MODELS.join(",")),
-        ("PORT", port.to_string()),
-        ("UPSTREAM_BASE_URL", format!("{origin}/apps/anthropic")),
-        ("OPENAI_UPSTREAM_BASE_URL", format!("{origin}/compatible-mode/v1")),
-        ("STATE_PATH", folder.0.join("proxy-state.json").display().to_string()),
-    ];
-    let settings = settings.map(|(name, value)| (name.to_owned(), value));
-    let loaded = config::load(&Environment::from_pairs(settings))?;
-    let service = Service::start(loaded, events)?;
+    let service = serve(&standin.origin(), &folder, &events)?;
     Ok(Demo { service, _standin: standin, _folder: folder })
 }
 
@@ -108,11 +95,34 @@ until all {slots} slots are used up and the answer is 503. Ctrl-C ends it.
     );
 }
 
-/// The first free port from [`PORT`] on.
-fn free_port() -> Result<u16, StartupError> {
-    (PORT..PORT + PORTS)
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
-        .ok_or_else(|| StartupError::Listen(format!("no port is free from {PORT} on")))
+/// Starts the proxy on the first port from [`PORT`] on that can be had.
+fn serve(origin: &str, folder: &Folder, events: &Sender<Event>) -> Result<Service, StartupError> {
+    for port in PORT..PORT + PORTS {
+        match serve_on(port, origin, folder, events) {
+            Err(StartupError::Listen(_)) => {}
+            outcome => return outcome,
+        }
+    }
+    Err(StartupError::Listen(format!("no port is free from {PORT} on")))
+}
+
+fn serve_on(
+    port: u16,
+    origin: &str,
+    folder: &Folder,
+    events: &Sender<Event>,
+) -> Result<Service, StartupError> {
+    let settings = [
+        ("PROXY_API_KEY", PROXY_KEY.to_owned()),
+        ("DASHSCOPE_API_KEYS", KEYS.join(",")),
+        ("MODEL_IDS", MODELS.join(",")),
+        ("PORT", port.to_string()),
+        ("UPSTREAM_BASE_URL", format!("{origin}/apps/anthropic")),
+        ("OPENAI_UPSTREAM_BASE_URL", format!("{origin}/compatible-mode/v1")),
+        ("STATE_PATH", folder.0.join("proxy-state.json").display().to_string()),
+    ];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value));
+    Service::start(config::load(&Environment::from_pairs(settings))?, events.clone())
 }
 
 /// One chat request, the answer read to its end.

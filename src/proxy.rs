@@ -114,9 +114,7 @@ impl Proxy {
         let mut story = Story::default();
         if let Err(error) = self.walk(&request, client.as_mut(), &mut story) {
             story.status = error.status();
-            if story.learned {
-                self.store.commit(&self.scheduler);
-            }
+            self.keep_cooldowns();
             self.refuse(&error, request.endpoint.protocol, client.as_mut());
             story.refusal = Some(error);
         }
@@ -238,8 +236,13 @@ impl Proxy {
             (held, verdict)
         } else if is_event_stream(&answer.headers) {
             let (held, event) = relay::hold_first_event(&mut answer.body);
-            let verdict = event.map(|event| verdict::classify_first_event(&event));
-            (held, verdict.unwrap_or(Verdict::Success))
+            let verdict = match event {
+                Some(event) => verdict::classify_first_event(&event),
+                // A client that left teaches nothing.
+                None if held.ended_by_client() => Verdict::PassThrough,
+                None => Verdict::Success,
+            };
+            (held, verdict)
         } else {
             (Held::default(), Verdict::Success)
         };
@@ -297,7 +300,14 @@ impl Proxy {
         }
     }
 
-    /// Hands an answer on. If a slot cooled on the way here, that is on disk first.
+    /// Waits until every cooldown so far is on disk, also one that another request met: an answer
+    /// that comes from beyond a slot tells its client that the slot is used up.
+    fn keep_cooldowns(&self) {
+        let revision = self.scheduler.lock().cooled_revision();
+        self.store.wait(revision);
+    }
+
+    /// Hands an answer on, once the cooldowns before it are on disk.
     fn answer(
         &self,
         mut answer: Answer,
@@ -306,9 +316,7 @@ impl Proxy {
         client: &mut dyn Client,
         story: &mut Story,
     ) {
-        if story.attempts > 1 && story.learned {
-            self.store.commit(&self.scheduler);
-        }
+        self.keep_cooldowns();
         let head = self.head(&answer, pick.slot, story.attempts);
         story.status = head.status;
         story.relayed = Some(relay::relay(&head, held, &mut answer.body, client));

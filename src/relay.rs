@@ -141,6 +141,12 @@ pub fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
 }
 
 impl Held {
+    /// Whether the client left before there was anything to send it.
+    #[must_use]
+    pub fn ended_by_client(&self) -> bool {
+        matches!(&self.rest, Rest::Broken(error) if error.kind == FailureKind::ClientLeft)
+    }
+
     fn take(&mut self, read: Result<usize, CallError>, buffer: &[u8]) {
         match read {
             Ok(0) => self.rest = Rest::Ended,

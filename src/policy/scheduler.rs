@@ -97,6 +97,8 @@ pub struct Scheduler {
     base: Arc<StateFile>,
     tick: Tick,
     revision: u64,
+    /// The revision of the last exhaustion; 0 = there was none.
+    cooled: u64,
 }
 
 impl Scheduler {
@@ -118,6 +120,7 @@ impl Scheduler {
             base: Arc::new(file),
             tick: Tick::default(),
             revision: 1,
+            cooled: 0,
         }
     }
 
@@ -158,6 +161,7 @@ impl Scheduler {
         let failures = slot.failure_count;
         self.leave_cooling(pick.slot.key, now);
         self.revision += 1;
+        self.cooled = self.revision;
         Exhausted { until, failures }
     }
 
@@ -199,6 +203,12 @@ impl Scheduler {
     #[must_use]
     pub fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// The revision that has to be on disk before a client may notice any cooldown so far.
+    #[must_use]
+    pub fn cooled_revision(&self) -> u64 {
+        self.cooled
     }
 
     /// The latest end of a cooldown, for the check against a wrong clock.

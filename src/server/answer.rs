@@ -33,7 +33,7 @@ pub(super) struct Answer {
     client_closes: bool,
     /// This is the last answer because we say so.
     last: bool,
-    _turn: Turn,
+    turn: Turn,
 }
 
 enum Output {
@@ -54,12 +54,11 @@ enum Framing {
 }
 
 impl Answer {
-    /// The answer to `request`, whose body has been read. `last`: it ends its connection.
+    /// The answer to `request`, whose body has been read.
     pub(super) fn new(
         request: Request,
         head: &RequestHead,
         descriptors: Arc<Descriptors>,
-        last: bool,
         turn: Turn,
     ) -> Self {
         Self {
@@ -71,8 +70,8 @@ impl Answer {
             version: head.version,
             is_head: head.method == "HEAD",
             client_closes: head.closes,
-            last: last || head.version < (1, 1),
-            _turn: turn,
+            last: head.version < (1, 1),
+            turn,
         }
     }
 
@@ -154,6 +153,8 @@ fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 
 impl Client for Answer {
     fn start(&mut self, head: &Head) {
+        // A stop may have begun since the request came.
+        self.last |= self.turn.is_draining();
         self.framing = self.framing_of(head);
         push_head(&mut self.pending, head, self.framing, self.last || self.client_closes);
         if self.is_head {
@@ -203,11 +204,16 @@ impl Client for Answer {
     }
 
     fn cut(&mut self) {
-        if self.framing == Framing::Chunked {
-            self.pending.extend_from_slice(NO_CHUNK_SIZE);
-            let _ = self.write_pending();
+        match self.framing {
+            Framing::Chunked => {
+                self.pending.extend_from_slice(NO_CHUNK_SIZE);
+                let _ = self.write_pending();
+                self.descriptors.shut(self.peer);
+            }
+            // Here a farewell is how a whole body ends.
+            Framing::UntilClose => self.descriptors.abort(self.peer),
+            Framing::Length(_) | Framing::None => self.descriptors.shut(self.peer),
         }
-        self.descriptors.shut(self.peer);
     }
 
     fn watch(&self) -> ClientWatch {

@@ -14,6 +14,7 @@ use log::warn;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{self, MsgFlags, Shutdown, SockaddrStorage};
 use nix::sys::stat::Mode;
@@ -125,6 +126,13 @@ impl Descriptors {
         }
     }
 
+    /// Ends a client's connection with a reset.
+    pub(super) fn abort(&self, peer: SocketAddr) {
+        if let Some(connection) = self.find(peer) {
+            connection.abort();
+        }
+    }
+
     /// Ends a client's connection, and takes away what it has sent before the library reads it.
     pub(super) fn silence(&self, peer: SocketAddr) {
         if let Some(connection) = self.find(peer) {
@@ -224,6 +232,24 @@ impl Connection {
     /// Tells the client that nothing more will come, and leaves its own direction open.
     pub(super) fn end_output(self) {
         let _ = socket::shutdown(self.fd, Shutdown::Write);
+    }
+
+    /// Ends the connection with a reset: where only its end tells that an answer is over, a
+    /// farewell would make half an answer look whole. (No `SO_LINGER` of zero: the library says
+    /// farewell itself before it closes.)
+    #[expect(unsafe_code, reason = "nix has no address of no family")]
+    fn abort(self) {
+        // Lets go of the library's reader: some kernels disconnect no socket that is waited on.
+        let _ = socket::shutdown(self.fd, Shutdown::Read);
+        // SAFETY: zero is a valid value of every field, and the pointer is good for the length.
+        let disconnected = unsafe {
+            let nowhere: libc::sockaddr_storage = std::mem::zeroed();
+            let length = std::mem::size_of_val(&nowhere) as libc::socklen_t;
+            libc::connect(self.fd, std::ptr::from_ref(&nowhere).cast(), length)
+        };
+        if disconnected != 0 {
+            self.shut();
+        }
     }
 
     /// Ends the connection in both directions.

@@ -91,6 +91,11 @@ pub(super) struct Turn {
 }
 
 impl Turn {
+    /// Whether this is the connection's last turn, because the process stops.
+    pub(super) fn is_draining(&self) -> bool {
+        self.front.is_draining()
+    }
+
     fn turn_to(&self, activity: Activity) {
         self.front.connections.turn_to(self.peer, activity, clock::instant());
     }
@@ -317,7 +322,7 @@ impl Front {
     fn answer_to(&self, pending: Pending) -> Answer {
         let Pending { request, head, turn, .. } = pending;
         let descriptors = Arc::clone(&self.descriptors);
-        Answer::new(request, &head, descriptors, self.draining.is_set(), turn)
+        Answer::new(request, &head, descriptors, turn)
     }
 
     fn page(&self, pending: Pending, local: Local) {

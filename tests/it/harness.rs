@@ -19,13 +19,14 @@ use std::time::Duration;
 use dashscope_proxy::standin::StandIn;
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use answer::{Answer, Cut, Head, How};
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use client::{Client, get, post, request};
-use folder::Folder;
-use process::Process;
+pub(crate) use folder::Folder;
+pub(crate) use process::Process;
 
 /// How long anything may take that takes no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
@@ -205,6 +206,19 @@ impl<'a> Proxy<'a> {
         self.process.wait_exit(limit)
     }
 
+    /// Stops it in peace and waits for its end.
+    pub(crate) fn stop(&mut self) {
+        self.terminate();
+        let status = self.wait_exit(LIMIT);
+        assert!(status.is_some_and(|status| status.success()), "stopped with {status:?}");
+    }
+
+    /// Stops it, so that all it knows is in the state file, and reads that.
+    pub(crate) fn final_state(mut self) -> Value {
+        self.stop();
+        self.state()
+    }
+
     /// Kills it as a power cut would (SIGKILL) and waits for its end.
     pub(crate) fn kill9(&mut self) {
         self.process.kill();
@@ -273,7 +287,20 @@ fn listening(log: &str) -> Option<SocketAddr> {
     address.trim_matches('"').parse().ok()
 }
 
-fn binary() -> Command {
+/// SHA-256 of a DashScope key, in hex, as the state file names it.
+pub(crate) fn key_hash(key: &str) -> String {
+    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a state file says of a slot.
+pub(crate) fn record(state: &Value, key: &str, model: &str) -> Value {
+    let record = &state["modelState"][format!("{}:{model}", key_hash(key))];
+    assert!(record.is_object(), "no record of {key}/{model} in {state:#}");
+    record.clone()
+}
+
+/// The binary, to be run in a way that [`Proxy`] does not know.
+pub(crate) fn binary() -> Command {
     Command::new(env!("CARGO_BIN_EXE_dashscope-proxy"))
 }
 

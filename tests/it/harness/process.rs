@@ -67,6 +67,12 @@ impl Process {
         wanted(&self.printed.text.lock().stderr)
     }
 
+    /// As [`Process::wait_log`], for standard output.
+    pub(crate) fn wait_stdout(&self, limit: Duration, wanted: impl Fn(&str) -> bool) -> bool {
+        self.wait(limit, |text| wanted(&text.stdout) || text.ended == 2);
+        wanted(&self.printed.text.lock().stdout)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         assert!(self.exited.is_none(), "{signal} to a process that has exited");
         let pid = i32::try_from(self.child.id()).expect("a process id");

@@ -1,0 +1,82 @@
+//! `demo`: the real proxy before the built-in stand-in, without an account.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{Folder, LIMIT, Process, binary, request};
+
+const CHAT: &str = "/v1/chat/completions";
+const MESSAGES: &str = "/v1/messages";
+
+/// What the demo prints: 2 keys x 3 models, 2 requests each, of which it makes 3 itself.
+const LEFT_BY_THE_DEMO: usize = 2 * 3 * 2 - 3;
+
+/// The word after `before` in what was printed.
+fn word_after(text: &str, before: &str) -> String {
+    let word = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}")).1;
+    word.split_whitespace().next().unwrap_or_default().trim_end_matches(['.', ',', '\'']).to_owned()
+}
+
+#[test]
+fn the_demo_serves_beside_a_taken_port_until_its_quotas_are_used_up() {
+    // Whether this bind succeeds or somebody else has the port: it is taken.
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 3300));
+    let folder = Folder::new();
+    let mut command = binary();
+    command.env_clear().env("TMPDIR", folder.path()).arg("demo").current_dir(folder.path());
+    let mut demo = Process::start(command);
+    let is_introduced = |text: &str| text.contains("Ctrl-C");
+    assert!(demo.wait_stdout(LIMIT, is_introduced), "{:?}", demo.output());
+    let requests = |log: &str| log.lines().filter(|line| line.contains(" request id=")).count();
+    assert!(demo.wait_log(LIMIT, |log| requests(log) >= 3), "{}", demo.log());
+
+    let (printed, _) = demo.output();
+    let address: SocketAddr = word_after(&printed, "http://").parse().unwrap();
+    let key = word_after(&printed, "with the key ");
+    if taken.is_ok() {
+        assert_ne!(address.port(), 3300);
+        assert!(printed.contains("Port 3300 is taken"), "{printed}");
+    }
+    assert_eq!(printed.matches("  curl ").count(), 2, "{printed}");
+    // The state is in a temporary folder, not here.
+    let names = || std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(names(), 1);
+
+    let bearer = format!("Bearer {key}");
+    let mut models = Vec::new();
+    for index in 0..LEFT_BY_THE_DEMO {
+        let body = format!(r#"{{"model":"any","stream":{},"messages":[]}}"#, index % 3 == 0);
+        let path = [CHAT, MESSAGES][index % 2];
+        let answer = request(address, "POST", path, &[("authorization", &bearer)], body);
+        assert_eq!(answer.status, 200, "{answer:?}\n{}", demo.log());
+        models.push(answer.header("x-proxy-model").unwrap().to_owned());
+    }
+    models.dedup();
+    assert_eq!(models.len(), 5, "{models:?}");
+    let refused = request(address, "POST", MESSAGES, &[("x-api-key", &key)], r#"{"model":"any"}"#);
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json()["type"], "error");
+
+    assert!(demo.wait_log(LIMIT, |log| log.contains("status=503")));
+    let cooldowns = demo.log().lines().filter(|line| line.contains(" cooldown id=")).count();
+    assert_eq!(cooldowns, 6, "{}", demo.log());
+
+    demo.signal(Signal::SIGTERM);
+    assert_eq!(demo.wait_exit(LIMIT).and_then(|status| status.code()), Some(0));
+    assert_eq!(names(), 0, "the demo leaves its folder behind");
+}
+
+#[test]
+fn without_the_right_key_the_demo_refuses_like_the_real_thing() {
+    let folder = Folder::new();
+    let mut command = binary();
+    command.env_clear().env("TMPDIR", folder.path()).arg("demo").current_dir(folder.path());
+    let mut demo = Process::start(command);
+    assert!(demo.wait_stdout(LIMIT, |text| text.contains("Ctrl-C")), "{:?}", demo.output());
+    let address: SocketAddr = word_after(&demo.output().0, "http://").parse().unwrap();
+    let answer = request(address, "POST", CHAT, &[("authorization", "Bearer wrong")], "{}");
+    assert_eq!(answer.status, 401);
+    demo.signal(Signal::SIGINT);
+    assert_eq!(demo.wait_exit(LIMIT).and_then(|status| status.code()), Some(0));
+}
