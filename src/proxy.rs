@@ -38,6 +38,9 @@ const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering"
 /// The headers of ours that a browser's script may read.
 pub const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts";
 
+/// A key shorter than this could be any word; DashScope's have 35 characters and more.
+const SHORTEST_TELLTALE: usize = 8;
+
 /// How much of upstream's error message is kept in the state file, in characters.
 const LONGEST_MESSAGE: usize = 1000;
 
@@ -324,6 +327,7 @@ impl Proxy {
 
     fn head(&self, answer: &Answer, slot: Slot, attempts: u32) -> Head {
         let mut headers: HeaderMap = headers::downward(&answer.headers)
+            .filter(|(_, value)| !self.tells_a_key(value.as_bytes()))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         headers.insert(KEY_HEADER, text_value(self.pool.label(slot.key)));
@@ -396,6 +400,9 @@ impl Proxy {
     fn scrub(&self, bytes: &mut [u8]) {
         for key in &self.config.keys {
             let key = key.secret.expose().as_bytes();
+            if key.len() < SHORTEST_TELLTALE {
+                continue;
+            }
             let mut from = 0;
             while let Some(found) = bytes[from..].windows(key.len()).position(|part| part == key) {
                 let start = from + found;
@@ -403,6 +410,13 @@ impl Proxy {
                 from = start + key.len();
             }
         }
+    }
+
+    fn tells_a_key(&self, value: &[u8]) -> bool {
+        self.config.keys.iter().any(|key| {
+            let key = key.secret.expose().as_bytes();
+            key.len() >= SHORTEST_TELLTALE && value.windows(key.len()).any(|part| part == key)
+        })
     }
 
     fn log(&self, request: &ClientRequest, story: &Story) {

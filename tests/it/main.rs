@@ -1,9 +1,14 @@
 //! The integration tests: the real binary between a bare client and the DashScope stand-in.
 
+mod bodies_and_headers;
+mod config;
 mod demo;
+mod envelope;
 mod exhaustion;
 mod harness;
+mod routes;
 mod standin;
 mod state;
 mod stopping;
 mod streaming;
+mod upstream;
