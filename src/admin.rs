@@ -82,20 +82,23 @@ impl Admin {
         let now = clock::now();
         let models: Vec<Value> =
             scheduler.view(now).iter().map(|view| slot(&scheduler, view)).collect();
+        let twins = scheduler.twins().iter();
+        let twins: Vec<_> = twins.map(|(a, b)| [pool.label(*a), pool.label(*b)]).collect();
         json!({
             "totalKeys": pool.key_count(),
             "modelsPerKey": pool.model_count(),
             "totalSlots": pool.slot_count(),
             "availableSlots": scheduler.available_count(now),
+            "sameAccount": twins,
             "models": models,
         })
     }
 
     fn models(&self, protocol: Protocol) -> Value {
         let pool = Arc::clone(self.scheduler.lock().pool());
-        let ids = pool.model_ids().iter();
+        let ids = pool.models().iter().map(|id| &**id);
         match protocol {
-            Protocol::OpenAi => {
+            Protocol::OpenAi | Protocol::Native => {
                 let created = self.started.0 / 1000;
                 let models = ids.map(|id| {
                     json!({"id": id, "object": "model", "created": created, "owned_by": "dashscope"})
@@ -110,8 +113,8 @@ impl Admin {
                 json!({
                     "data": models.collect::<Vec<_>>(),
                     "has_more": false,
-                    "first_id": pool.model_ids().first(),
-                    "last_id": pool.model_ids().last(),
+                    "first_id": pool.models().first().map(|id| &**id),
+                    "last_id": pool.models().last().map(|id| &**id),
                 })
             }
         }
@@ -125,7 +128,7 @@ fn slot(scheduler: &Scheduler, view: &SlotView<'_>) -> Value {
         "keyIndex": view.slot.key.0,
         "currentKey": view.current_key,
         "currentModel": view.current_model,
-        "id": pool.model_id(view.slot.model),
+        "id": *view.slot.model,
         "available": view.available,
         "cooldownUntil": view.cooldown_until.map(|end| end.to_string()),
         "failureCount": view.failure_count,
@@ -141,6 +144,7 @@ fn index() -> Value {
         "endpoints": [
             "POST /v1/chat/completions",
             "POST /v1/messages",
+            "POST /api/v1/services/**",
             "GET /v1/models",
             "GET /models/status",
             "GET /health",

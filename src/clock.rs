@@ -58,6 +58,21 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// One moment on both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// For what is written down.
+    pub calendar: Timestamp,
+    /// For what is waited for.
+    pub monotonic: Instant,
+}
+
+/// This moment.
+#[must_use]
+pub fn moment() -> Moment {
+    Moment { calendar: now(), monotonic: instant() }
+}
+
 /// The calendar time now. A clock before 1970 reads as 0.
 #[must_use]
 pub fn now() -> Timestamp {

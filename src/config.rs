@@ -23,6 +23,7 @@ pub use list::KeyConfig;
 pub use problem::{ConfigError, Problem};
 pub use url::{BaseUrl, Origin, OutboundProxy, UrlError};
 
+use crate::policy::failover::Failover;
 use crate::secret::Secret;
 use list::List;
 use variables::VARIABLES;
@@ -65,6 +66,8 @@ pub struct Config {
     pub anthropic_base: BaseUrl,
     /// Where the OpenAI protocol is spoken.
     pub openai_base: BaseUrl,
+    /// Where DashScope's own protocol is spoken.
+    pub native_base: BaseUrl,
     /// How the key is sent upstream.
     pub auth_mode: AuthMode,
     /// How long an exhausted slot cools.
@@ -73,6 +76,8 @@ pub struct Config {
     pub state_path: PathBuf,
     /// The value of `Access-Control-Allow-Origin`; `None` switches CORS off.
     pub cors_origin: Option<String>,
+    /// Whether anything but exhaustion tries another slot.
+    pub failover: Failover,
     /// Requests in flight.
     pub workers: usize,
     /// Requests waiting.
@@ -131,10 +136,12 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         port: read.number("PORT", 0..=u16::MAX),
         anthropic_base: read.value("UPSTREAM_BASE_URL", BaseUrl::parse),
         openai_base: read.value("OPENAI_UPSTREAM_BASE_URL", BaseUrl::parse),
+        native_base: read.value("NATIVE_UPSTREAM_BASE_URL", BaseUrl::parse),
         auth_mode: read.value("UPSTREAM_AUTH_MODE", value::auth_mode),
         cooldown: read.seconds("MODEL_COOLDOWN_SECONDS", COOLDOWNS),
         state_path: read.text("STATE_PATH").into(),
         cors_origin: read.value("CORS_ORIGIN", value::cors_origin),
+        failover: read.value("FAILOVER", value::failover),
         workers: read.number("WORKERS", WORKERS),
         queue_size: read.number("QUEUE_SIZE", QUEUE_SIZES),
         max_body_bytes: read.number("MAX_BODY_BYTES", BODY_SIZES),
@@ -296,10 +303,12 @@ mod tests {
             config.openai_base.to_string(),
             "https://dashscope.aliyuncs.com/compatible-mode/v1"
         );
+        assert_eq!(config.native_base.to_string(), "https://dashscope.aliyuncs.com/api/v1");
         assert_eq!(config.auth_mode, AuthMode::Authorization);
         assert_eq!(config.cooldown, Duration::from_secs(30 * 86_400));
         assert_eq!(config.state_path, PathBuf::from("./data/proxy-state.json"));
         assert_eq!(config.cors_origin.as_deref(), Some("*"));
+        assert_eq!(config.failover, Failover::On);
         assert_eq!((config.workers, config.queue_size), (64, 256));
         assert_eq!(config.max_body_bytes, 64 << 20);
         let timeouts = [
@@ -330,6 +339,8 @@ mod tests {
             ("MODEL_COOLDOWN_SECONDS", "1"),
             ("STATE_PATH", "/tmp/state.json"),
             ("CORS_ORIGIN", "false"),
+            ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
+            ("FAILOVER", "quota-only"),
             ("WORKERS", "1"),
             ("QUEUE_SIZE", "1"),
             ("MAX_BODY_BYTES", "1"),
@@ -377,6 +388,7 @@ mod tests {
             ("UPSTREAM_AUTH_MODE", "geheim"),
             ("MODEL_COOLDOWN_SECONDS", "0"),
             ("CORS_ORIGIN", "geheim"),
+            ("FAILOVER", "geheim"),
             ("WORKERS", "4097"),
             ("QUEUE_SIZE", "-1"),
             ("MAX_BODY_BYTES", "99999999999999999999999"),
@@ -404,6 +416,7 @@ mod tests {
                 "UPSTREAM_AUTH_MODE",
                 "MODEL_COOLDOWN_SECONDS",
                 "CORS_ORIGIN",
+                "FAILOVER",
                 "WORKERS",
                 "QUEUE_SIZE",
                 "MAX_BODY_BYTES",

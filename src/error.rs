@@ -92,6 +92,14 @@ pub enum ProxyError {
         /// How many slots cool: all of them.
         slots: usize,
     },
+    /// A model name that cannot be one.
+    Model,
+    /// DashScope does not accept a key of ours. (The client would take its 401 for one about the
+    /// client's own key.)
+    KeyRejected {
+        /// The key's label.
+        label: String,
+    },
     /// Upstream could not be reached or broke off before its answer.
     Unreachable {
         /// The cause, in words.
@@ -112,11 +120,11 @@ impl ProxyError {
             Self::Unauthorized => 401,
             Self::NotFound => 404,
             Self::WrongMethod { .. } => 405,
-            Self::Body(_) | Self::Malformed(_) => 400,
+            Self::Body(_) | Self::Malformed(_) | Self::Model => 400,
             Self::Encoded { .. } => 415,
             Self::TooLarge { .. } => 413,
             Self::Overloaded | Self::AllCooling { .. } => 503,
-            Self::Unreachable { .. } => 502,
+            Self::Unreachable { .. } | Self::KeyRejected { .. } => 502,
             Self::TimedOut { .. } => 504,
         }
     }
@@ -150,6 +158,7 @@ impl ProxyError {
             Protocol::Anthropic => json!({"type": "error", "error": {
                 "type": self.anthropic_type(), "message": message,
             }}),
+            Protocol::Native => json!({"code": self.code(), "message": message, "request_id": ""}),
         };
         value.to_string().into_bytes()
     }
@@ -163,6 +172,8 @@ impl ProxyError {
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Body(_) => "invalid_body",
             Self::Malformed(_) => "malformed_request",
+            Self::Model => "invalid_model",
+            Self::KeyRejected { .. } => "upstream_key_rejected",
             Self::Encoded { .. } => "unsupported_content_encoding",
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded => "overloaded",
@@ -186,7 +197,9 @@ impl ProxyError {
             Self::NotFound => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded | Self::AllCooling { .. } => "overloaded_error",
-            Self::Unreachable { .. } | Self::TimedOut { .. } => "api_error",
+            Self::Unreachable { .. } | Self::KeyRejected { .. } | Self::TimedOut { .. } => {
+                "api_error"
+            }
             _ => "invalid_request_error",
         }
     }
@@ -202,6 +215,12 @@ impl fmt::Display for ProxyError {
             Self::WrongMethod { allow } => write!(f, "this path takes {allow}"),
             Self::Body(error) => error.fmt(f),
             Self::Malformed(what) => f.write_str(what),
+            Self::Model => f.write_str(
+                "the model name may hold letters, digits and ._:/@+- only, at most 128 of them",
+            ),
+            Self::KeyRejected { label } => {
+                write!(f, "DashScope does not accept the key {label} of this proxy")
+            }
             Self::Encoded { coding } => write!(
                 f,
                 "the request body is compressed ({coding}); send it without content-encoding"

@@ -3,7 +3,9 @@
 //! Nothing in here reads a clock, takes a lock, does IO or logs. Time comes in as an argument,
 //! decisions go out as values, and the caller acts on them.
 
+pub mod bench;
 pub mod body;
+pub mod failover;
 pub mod headers;
 pub mod pool;
 pub mod route;

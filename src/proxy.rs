@@ -4,45 +4,35 @@
 //! Runs on a worker and may block on upstream and on the client, both with limits. It holds the
 //! scheduler's lock for single questions only.
 
+mod attempt;
+mod heads;
+mod story;
+
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue};
-use log::{debug, info, warn};
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::config::{AuthMode, Config};
+use crate::config::Config;
 use crate::error::ProxyError;
-use crate::log_text::{Quoted, millis};
+use crate::panics::fault_point;
 use crate::policy::body::RequestBody;
-use crate::policy::headers;
-use crate::policy::pool::{KeyIndex, Pool, Slot};
-use crate::policy::route::{Endpoint, Protocol};
-use crate::policy::scheduler::{Next, Pick, Scheduler};
-use crate::policy::verdict::{self, Verdict};
-use crate::relay::{self, Client, End, Head, Held, Relayed};
+use crate::policy::failover::{self, Budget};
+use crate::policy::pool::{Pool, Slot, is_model_id};
+use crate::policy::route::{Endpoint, ModelRule, Protocol};
+use crate::policy::scheduler::{Ask, Next, Pick, Scheduler, Tried, Wanted};
+use crate::policy::verdict::Verdict;
+use crate::relay::{self, Client, End, Relayed};
 use crate::store::Store;
-use crate::upstream::{self, Answer, CallError, FailureKind, Upstream};
+use crate::upstream::{self, CallError, FailureKind, Upstream};
+use attempt::Judged;
+use story::Story;
 
-/// `x-proxy-key-hash`, `x-proxy-model`, `x-proxy-attempts`: who served the answer.
-const KEY_HEADER: HeaderName = HeaderName::from_static("x-proxy-key-hash");
-const MODEL_HEADER: HeaderName = HeaderName::from_static("x-proxy-model");
-const ATTEMPTS_HEADER: HeaderName = HeaderName::from_static("x-proxy-attempts");
-
-/// nginx's sign not to hold a stream back.
-const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
-
-/// The headers of ours that a browser's script may read.
-pub const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts";
-
-/// A key shorter than this could be any word; DashScope's have 35 characters and more.
-const SHORTEST_TELLTALE: usize = 8;
-
-/// How much of upstream's error message is kept in the state file, in characters.
-const LONGEST_MESSAGE: usize = 1000;
+/// Stands for the model of a request that names none and gets none.
+const NO_MODEL: &str = "-";
 
 /// A request as it came from a client, authenticated and with all of its body.
 #[derive(Debug)]
@@ -75,27 +65,36 @@ pub struct Proxy {
     upstream: Upstream,
 }
 
-/// How a request went, for the log.
-#[derive(Debug, Default)]
-struct Story {
-    asked: Option<String>,
-    attempts: u32,
-    slot: Option<Slot>,
-    status: u16,
-    relayed: Option<Relayed>,
-    refusal: Option<ProxyError>,
-    /// Whether something was learned that belongs on disk.
-    learned: bool,
+/// A request whose body has been understood.
+struct Task<'a> {
+    request: &'a ClientRequest,
+    body: &'a RequestBody<'a>,
+    wanted: Wanted<'a>,
+    story: &'a mut Story,
 }
 
-/// How an attempt went.
-enum Attempt {
-    /// This answer goes to the client.
-    Answered(Answer, Held),
-    /// The slot is exhausted; on with the next one.
-    Exhausted,
-    /// There was no answer.
+/// The best answer of those that did not help, and whose it is.
+struct Kept {
+    judged: Judged,
+    slot: Slot,
+}
+
+/// What a request has behind it.
+#[derive(Default)]
+struct Walk {
+    tried: Tried,
+    budget: Budget,
+    kept: Option<Kept>,
+}
+
+/// How a walk ends.
+enum Outcome {
+    /// With the answer that is kept.
+    Answered,
+    /// There was no answer from the last slot.
     Failed(CallError),
+    /// No slot is left to try, or the budget is spent: with the answer that is kept, else this.
+    NothingLeft(ProxyError),
 }
 
 impl Proxy {
@@ -114,8 +113,9 @@ impl Proxy {
     /// Serves one request. When it returns, the client has everything it will get, and what was
     /// learned is on disk.
     pub fn serve(&self, request: ClientRequest, mut client: Box<dyn Client>) {
+        fault_point("request", request.query.as_deref());
         let mut story = Story::default();
-        if let Err(error) = self.walk(&request, client.as_mut(), &mut story) {
+        if let Err(error) = self.understand(&request, client.as_mut(), &mut story) {
             story.status = error.status();
             self.keep_cooldowns();
             self.refuse(&error, request.endpoint.protocol, client.as_mut());
@@ -129,215 +129,126 @@ impl Proxy {
         self.log(&request, &story);
     }
 
-    fn walk(
+    /// Body → whose model.
+    fn understand(
         &self,
         request: &ClientRequest,
         client: &mut dyn Client,
         story: &mut Story,
     ) -> Result<(), ProxyError> {
         let body = RequestBody::parse(&request.body).map_err(ProxyError::Body)?;
-        story.asked = body.model();
+        let asked = body.model();
+        story.asked.clone_from(&asked);
+        let wanted = match (request.endpoint.model, asked.as_deref()) {
+            (ModelRule::Pool, _) => Wanted::Pool,
+            (ModelRule::PoolIfNamed, None) => Wanted::Model(NO_MODEL),
+            (ModelRule::PoolIfNamed, Some(model)) => match self.pool.place_of(model) {
+                Some(_) => Wanted::Pool,
+                None if is_model_id(model) => Wanted::Model(model),
+                None => return Err(ProxyError::Model),
+            },
+        };
+        self.walk(Task { request, body: &body, wanted, story }, client)
+    }
+
+    /// Slot → upstream → verdict, from slot to slot until there is an answer to hand on.
+    fn walk(&self, mut task: Task<'_>, client: &mut dyn Client) -> Result<(), ProxyError> {
         let _watching = upstream::watch_client(client.watch());
-        let mut tried = Vec::new();
-        loop {
-            let pick = self.next_slot(&tried)?;
-            tried.push(pick.slot);
-            story.slot = Some(pick.slot);
-            match self.attempt(request, &body, &pick, story) {
-                Attempt::Answered(answer, held) => {
-                    self.answer(answer, held, &pick, client, story);
-                    return Ok(());
-                }
-                Attempt::Exhausted => {}
-                Attempt::Failed(error) => return self.give_up(error, client, story),
+        let has_left = client.watch();
+        let mut walk = Walk::default();
+        let outcome = loop {
+            if let ControlFlow::Break(outcome) = self.step(&mut task, &mut walk, &has_left) {
+                break outcome;
             }
+        };
+        match (outcome, walk.kept) {
+            (Outcome::Failed(error), _) if error.kind == FailureKind::ClientLeft => {
+                self.give_up(error, client, task.story)
+            }
+            (_, Some(kept)) => self.settle(kept, client, task.story),
+            (Outcome::Failed(error), None) => self.give_up(error, client, task.story),
+            (Outcome::NothingLeft(error), None) => Err(error),
+            (Outcome::Answered, None) => unreachable!("an answer was kept"),
         }
     }
 
-    fn next_slot(&self, tried: &[Slot]) -> Result<Pick, ProxyError> {
-        let now = clock::now();
-        let next = self.scheduler.lock().next_slot(tried, now);
+    /// One slot. Breaks with how the walk ends.
+    fn step(
+        &self,
+        task: &mut Task<'_>,
+        walk: &mut Walk,
+        has_left: &dyn Fn() -> bool,
+    ) -> ControlFlow<Outcome> {
+        let pick = match self.next_slot(task, walk) {
+            Ok(pick) => pick,
+            Err(error) => return ControlFlow::Break(Outcome::NothingLeft(error)),
+        };
+        if task.story.attempts > 0 && has_left() {
+            return ControlFlow::Break(Outcome::Failed(CallError::client_left()));
+        }
+        self.log_rotation(task, &pick.slot, walk.kept.as_ref());
+        task.story.slot = Some(pick.slot.clone());
+        walk.tried.add(pick.slot.clone());
+        let judged = match self.attempt(task, &pick) {
+            Ok(judged) => judged,
+            Err(error) => return ControlFlow::Break(Outcome::Failed(error)),
+        };
+        let verdict = judged.judgement.verdict;
+        let answer = Kept { judged, slot: pick.slot };
+        match verdict {
+            Verdict::QuotaExhausted => return ControlFlow::Continue(()),
+            Verdict::Success | Verdict::CallerError => {
+                walk.kept = Some(answer);
+                return ControlFlow::Break(Outcome::Answered);
+            }
+            Verdict::AccountBlocked | Verdict::KeyRejected => walk.tried.add_key(answer.slot.key),
+            _ => {}
+        }
+        walk.keep(answer);
+        if walk.budget.allows(verdict, task.request.arrived.elapsed()) {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(Outcome::NothingLeft(ProxyError::Overloaded))
+        }
+    }
+
+    fn next_slot(&self, task: &Task<'_>, walk: &Walk) -> Result<Pick, ProxyError> {
+        let ask = Ask {
+            tried: &walk.tried,
+            wanted: task.wanted,
+            base: task.request.endpoint.protocol,
+            streamed: task.is_streamed(),
+        };
+        let moment = clock::moment();
+        let next = self.scheduler.lock().next_slot(&ask, moment);
         match next {
             Next::Slot(pick) => Ok(pick),
-            Next::AllCooling { until } => {
-                Err(ProxyError::AllCooling { until, now, slots: self.pool.slot_count() })
+            Next::AllCooling { until, slots } => {
+                Err(ProxyError::AllCooling { until, now: moment.calendar, slots })
             }
             Next::NoneLeft => Err(ProxyError::Overloaded),
         }
     }
 
-    /// One slot: the call, once more if the first cannot have been worked on, and the verdict.
-    fn attempt(
-        &self,
-        request: &ClientRequest,
-        body: &RequestBody<'_>,
-        pick: &Pick,
-        story: &mut Story,
-    ) -> Attempt {
-        story.attempts += 1;
-        let mut outcome = self.call(request, body, pick.slot);
-        if let Err(error) = &outcome
-            && error.repeatable
-        {
-            debug!("repeat id={} cause={}", request.id, Quoted(&error.cause));
-            story.attempts += 1;
-            outcome = self.call(request, body, pick.slot);
-        }
-        match outcome {
-            Ok(answer) => self.judge(answer, request, pick, story),
-            Err(error) => Attempt::Failed(error),
-        }
-    }
-
-    fn call(
-        &self,
-        request: &ClientRequest,
-        body: &RequestBody<'_>,
-        slot: Slot,
-    ) -> Result<Answer, CallError> {
-        let protocol = request.endpoint.protocol;
-        let key = &self.config.keys[slot.key.0];
-        let base = match protocol {
-            Protocol::OpenAi => &self.config.openai_base,
-            Protocol::Anthropic => &self.config.anthropic_base,
-        };
-        let mut target = request.endpoint.path.to_owned();
-        if let Some(query) = &request.query {
-            target.push('?');
-            target.push_str(query);
-        }
-        let client_headers = request.headers.iter().map(|(name, value)| (&**name, &**value));
-        let mut headers = headers::upward(client_headers, protocol);
-        self.authorize(&mut headers, slot.key);
-        let edited = body.with_model(self.pool.model_id(slot.model));
-        self.upstream.post(&base.join(&target, key.origin.as_ref()), headers, &edited)
-    }
-
-    fn authorize(&self, headers: &mut HeaderMap, key: KeyIndex) {
-        let key = self.config.keys[key.0].secret.expose();
-        if self.config.auth_mode != AuthMode::XApiKey {
-            headers.insert(AUTHORIZATION, upstream::sensitive(&format!("Bearer {key}")));
-        }
-        if self.config.auth_mode != AuthMode::Authorization {
-            headers.insert("x-api-key", upstream::sensitive(key));
-        }
-    }
-
-    /// Reads as much of an answer as its verdict needs, and learns from it.
-    fn judge(
-        &self,
-        mut answer: Answer,
-        request: &ClientRequest,
-        pick: &Pick,
-        story: &mut Story,
-    ) -> Attempt {
-        let is_success = (200..300).contains(&answer.status);
-        let (held, verdict) = if !is_success {
-            let mut held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
-            let verdict = verdict::classify(answer.status, &held.bytes);
-            self.scrub(&mut held.bytes);
-            (held, verdict)
-        } else if is_event_stream(&answer.headers) {
-            let (held, event) = relay::hold_first_event(&mut answer.body);
-            let verdict = match event {
-                Some(event) => verdict::classify_first_event(&event),
-                // A client that left teaches nothing.
-                None if held.ended_by_client() => Verdict::PassThrough,
-                None => Verdict::Success,
-            };
-            (held, verdict)
-        } else {
-            (Held::default(), Verdict::Success)
-        };
-        match verdict {
-            Verdict::QuotaExhausted { message } => {
-                self.learn_exhaustion(message, &answer, request, pick, story);
-                Attempt::Exhausted
-            }
-            Verdict::Success => {
-                self.learn_success(pick, story);
-                Attempt::Answered(answer, held)
-            }
-            Verdict::PassThrough => Attempt::Answered(answer, held),
-        }
-    }
-
-    fn learn_exhaustion(
-        &self,
-        message: Option<String>,
-        answer: &Answer,
-        request: &ClientRequest,
-        pick: &Pick,
-        story: &mut Story,
-    ) {
-        let message = message.unwrap_or_else(|| "DashScope free tier exhausted".to_owned());
-        let message: String = self.masked(&message).chars().take(LONGEST_MESSAGE).collect();
-        let (outcome, revision) = {
-            let mut scheduler = self.scheduler.lock();
-            let outcome = scheduler.report_exhausted(pick, &message, clock::now());
-            (outcome, scheduler.revision())
-        };
-        story.learned = true;
-        // It is written while the next slot is asked; the answer waits for both.
-        self.store.request(revision);
-        info!(
-            "cooldown id={} slot={} until={} failures={} status={} request_id={} error={}",
-            request.id,
-            self.pool.show(pick.slot),
-            outcome.until,
-            outcome.failures,
-            answer.status,
-            Quoted(request_id(&answer.headers)),
-            Quoted(&message)
-        );
-    }
-
-    fn learn_success(&self, pick: &Pick, story: &mut Story) {
-        let revived = self.scheduler.lock().report_success(pick, clock::now());
-        story.learned = true;
-        if revived {
-            warn!(
-                "revived slot={} cooldown=ended: this pair answers again and may now be billed, unless \"free quota only\" is on",
-                self.pool.show(pick.slot)
-            );
-        }
-    }
-
-    /// Waits until every cooldown so far is on disk, also one that another request met: an answer
-    /// that comes from beyond a slot tells its client that the slot is used up.
-    fn keep_cooldowns(&self) {
-        let revision = self.scheduler.lock().cooled_revision();
-        self.store.wait(revision);
-    }
-
     /// Hands an answer on, once the cooldowns before it are on disk.
-    fn answer(
+    fn settle(
         &self,
-        mut answer: Answer,
-        held: Held,
-        pick: &Pick,
+        kept: Kept,
         client: &mut dyn Client,
         story: &mut Story,
-    ) {
+    ) -> Result<(), ProxyError> {
+        let Kept { judged, slot } = kept;
+        if judged.judgement.verdict == Verdict::KeyRejected {
+            let label = self.pool.label(slot.key).to_owned();
+            return Err(ProxyError::KeyRejected { label });
+        }
         self.keep_cooldowns();
-        let head = self.head(&answer, pick.slot, story.attempts);
+        let Judged { mut answer, held, .. } = judged;
+        let head = self.head(&answer, &slot, story.attempts);
+        story.slot = Some(slot);
         story.status = head.status;
         story.relayed = Some(relay::relay(&head, held, &mut answer.body, client));
-    }
-
-    fn head(&self, answer: &Answer, slot: Slot, attempts: u32) -> Head {
-        let mut headers: HeaderMap = headers::downward(&answer.headers)
-            .filter(|(_, value)| !self.tells_a_key(value.as_bytes()))
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-        headers.insert(KEY_HEADER, text_value(self.pool.label(slot.key)));
-        headers.insert(MODEL_HEADER, text_value(self.pool.model_id(slot.model)));
-        headers.insert(ATTEMPTS_HEADER, attempts.into());
-        self.allow_origin(&mut headers);
-        if is_event_stream(&answer.headers) {
-            headers.insert(BUFFERING_HEADER, HeaderValue::from_static("no"));
-        }
-        Head { status: answer.status, headers, length: length_of(&answer.headers) }
+        Ok(())
     }
 
     /// Upstream gave no answer: the client is told why, or has left.
@@ -365,104 +276,38 @@ impl Proxy {
         let _ = client.send(&body).and_then(|()| client.finish());
     }
 
-    /// The whole answer that tells a client of an error.
-    #[must_use]
-    pub fn error_answer(&self, error: &ProxyError, protocol: Protocol) -> (Head, Vec<u8>) {
-        let body = error.body(protocol);
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        for (name, value) in error.headers() {
-            headers.insert(name, text_value(&value));
-        }
-        self.allow_origin(&mut headers);
-        let length = Some(body.len() as u64);
-        (Head { status: error.status(), headers, length }, body)
+    /// Waits until every cooldown so far is on disk, also one that another request met: an answer
+    /// that comes from beyond a slot tells its client that the slot is used up.
+    fn keep_cooldowns(&self) {
+        let revision = self.scheduler.lock().cooled_revision();
+        self.store.wait(revision);
     }
+}
 
-    /// CORS, on every answer of an API path: a browser hides even an error from its script
-    /// without it.
-    pub fn allow_origin(&self, headers: &mut HeaderMap) {
-        if let Some(origin) = &self.config.cors_origin {
-            headers.insert("access-control-allow-origin", text_value(origin));
-            let exposed = HeaderValue::from_static(EXPOSED_HEADERS);
-            headers.insert("access-control-expose-headers", exposed);
-        }
-    }
-
-    /// A text in which every configured key is replaced by its label.
-    fn masked(&self, text: &str) -> String {
-        self.config.keys.iter().enumerate().fold(text.to_owned(), |text, (index, key)| {
-            text.replace(key.secret.expose(), self.pool.label(KeyIndex(index)))
-        })
-    }
-
-    /// Blots out a key that an error body echoes, byte for byte, so that the length stays.
-    fn scrub(&self, bytes: &mut [u8]) {
-        for key in &self.config.keys {
-            let key = key.secret.expose().as_bytes();
-            if key.len() < SHORTEST_TELLTALE {
-                continue;
-            }
-            let mut from = 0;
-            while let Some(found) = bytes[from..].windows(key.len()).position(|part| part == key) {
-                let start = from + found;
-                bytes[start..start + key.len()].fill(b'*');
-                from = start + key.len();
-            }
-        }
-    }
-
-    fn tells_a_key(&self, value: &[u8]) -> bool {
-        self.config.keys.iter().any(|key| {
-            let key = key.secret.expose().as_bytes();
-            key.len() >= SHORTEST_TELLTALE && value.windows(key.len()).any(|part| part == key)
-        })
-    }
-
-    fn log(&self, request: &ClientRequest, story: &Story) {
-        let first_byte = story.relayed.as_ref().and_then(|relayed| relayed.first_byte);
-        let first_byte = first_byte.map(|at| millis(at - request.arrived));
-        let end = match (&story.refusal, story.relayed.as_ref().map(|relayed| &relayed.end)) {
-            (Some(error), _) => {
-                format!("refused error={} reason={}", error.code(), Quoted(&error.to_string()))
-            }
-            (None, Some(End::ClientLeft)) => "client_left".to_owned(),
-            (None, Some(End::UpstreamCut(cause))) => format!("cut cause={}", Quoted(cause)),
-            (None, _) => "clean".to_owned(),
+impl Task<'_> {
+    /// Whether the client asked for a stream: in the body, or on DashScope's own protocol in a
+    /// header (facts, section 1.3).
+    fn is_streamed(&self) -> bool {
+        let header = |name: &str| {
+            let mut headers = self.request.headers.iter();
+            headers.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| &**value)
         };
-        info!(
-            "request id={} client={} method=POST path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
-            request.id,
-            request.peer.ip(),
-            Quoted(&request.path),
-            Quoted(story.asked.as_deref().unwrap_or("-")),
-            story.slot.map_or_else(|| "-".to_owned(), |slot| self.pool.show(slot)),
-            story.attempts,
-            story.status,
-            first_byte.unwrap_or_else(|| "-".to_owned()),
-            millis(request.arrived.elapsed()),
-            story.relayed.as_ref().map_or(0, |relayed| relayed.bytes),
-        );
+        match self.request.endpoint.protocol {
+            Protocol::OpenAi | Protocol::Anthropic => self.body.is_stream(),
+            Protocol::Native => {
+                header("x-dashscope-sse").is_some_and(|value| value.eq_ignore_ascii_case("enable"))
+                    || header("accept").is_some_and(|value| value.contains("text/event-stream"))
+            }
+        }
     }
 }
 
-fn is_event_stream(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    content_type.is_some_and(|text| {
-        let kind = text.split(';').next().unwrap_or_default().trim();
-        kind.eq_ignore_ascii_case("text/event-stream")
-    })
-}
-
-fn length_of(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
-}
-
-fn request_id(headers: &HeaderMap) -> &str {
-    headers.get("x-request-id").and_then(|value| value.to_str().ok()).unwrap_or("-")
-}
-
-/// A header value of a text that was checked when it was configured or made.
-fn text_value(text: &str) -> HeaderValue {
-    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static("-"))
+impl Walk {
+    /// Keeps an answer that did not help, if it is better than the one before.
+    fn keep(&mut self, answer: Kept) {
+        let before = self.kept.as_ref().map(|kept| kept.judged.answer.status);
+        if before.is_none_or(|before| failover::is_better(answer.judged.answer.status, before)) {
+            self.kept = Some(answer);
+        }
+    }
 }

@@ -12,7 +12,7 @@ use crate::clock::{self, Timestamp};
 use crate::config::{Config, Loaded};
 use crate::error::StartupError;
 use crate::panics::{Alarm, Event};
-use crate::policy::pool::{KeyIndex, Pool};
+use crate::policy::pool::Pool;
 use crate::policy::scheduler::Scheduler;
 use crate::proxy::Proxy;
 use crate::server::{self, Server};
@@ -177,11 +177,11 @@ fn doubt_the_clock(
 /// The start-up block: what this process is about to do, and the one thing it cannot check.
 fn introduce(config: &Config, scheduler: &Scheduler, store: &Store) {
     let pool = scheduler.pool();
-    let labels: Vec<&str> = (0..pool.key_count()).map(|key| pool.label(KeyIndex(key))).collect();
+    let labels: Vec<&str> = pool.keys().map(|key| pool.label(key)).collect();
     let outbound = config.outbound.as_ref().map_or_else(|| "direct".into(), |proxy| proxy.shown());
     info!(
-        "upstream openai={} anthropic={} outbound={outbound}",
-        config.openai_base, config.anthropic_base
+        "upstream openai={} anthropic={} native={} outbound={outbound}",
+        config.openai_base, config.anthropic_base, config.native_base
     );
     info!(
         "pool keys={} models={} slots={} available={} labels={}",

@@ -168,8 +168,10 @@ mod tests {
     use std::thread::JoinHandle;
 
     use super::*;
+    use crate::clock::Moment;
     use crate::policy::pool::Pool;
-    use crate::policy::scheduler::Next;
+    use crate::policy::route::Protocol;
+    use crate::policy::scheduler::{Ask, Next, Pick, Tried, Wanted};
     use crate::store::file::tests::Folder;
 
     fn scheduler(state: StateFile) -> Arc<Mutex<Scheduler>> {
@@ -184,9 +186,18 @@ mod tests {
     }
 
     fn exhaust(scheduler: &Mutex<Scheduler>) {
-        let mut scheduler = scheduler.lock();
-        let Next::Slot(pick) = scheduler.next_slot(&[], Timestamp(2_000)) else { panic!() };
-        scheduler.report_exhausted(&pick, "used up", Timestamp(2_000));
+        let pick = take(scheduler);
+        scheduler.lock().report_exhausted(&pick, "used up", Timestamp(2_000));
+    }
+
+    fn take(scheduler: &Mutex<Scheduler>) -> Pick {
+        let (wanted, base) = (Wanted::Pool, Protocol::OpenAi);
+        let ask = Ask { tried: &Tried::default(), wanted, base, streamed: false };
+        let moment = Moment { calendar: Timestamp(2_000), monotonic: clock::instant() };
+        match scheduler.lock().next_slot(&ask, moment) {
+            Next::Slot(pick) => pick,
+            other => panic!("no slot: {other:?}"),
+        }
     }
 
     #[test]
@@ -218,11 +229,8 @@ mod tests {
             for _ in 0..16 {
                 scope.spawn(|| {
                     for _ in 0..20 {
-                        let Next::Slot(pick) = scheduler.lock().next_slot(&[], Timestamp(5_000))
-                        else {
-                            panic!()
-                        };
-                        scheduler.lock().report_success(&pick, Timestamp(5_000));
+                        let pick = take(&scheduler);
+                        scheduler.lock().report_success(&pick, Protocol::OpenAi, Timestamp(2_000));
                         let revision = scheduler.lock().revision();
                         store.commit(&scheduler);
                         assert!(store.progress.lock().tried >= revision);

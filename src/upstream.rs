@@ -206,6 +206,16 @@ impl CallError {
         Self { cause, kind: FailureKind::Broken, repeatable: false }
     }
 
+    /// The client left while no call was in flight.
+    #[must_use]
+    pub fn client_left() -> Self {
+        Self {
+            cause: "the client left".to_owned(),
+            kind: FailureKind::ClientLeft,
+            repeatable: false,
+        }
+    }
+
     fn of(error: &ureq::Error) -> Self {
         let (stage, reused) = exchange::progress();
         let kind = match error {

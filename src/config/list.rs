@@ -3,10 +3,8 @@
 
 use super::url::Origin;
 use super::value::{first_foreign, is_key_character, unquote};
+use crate::policy::pool::{LONGEST_MODEL_ID, is_model_character};
 use crate::secret::Secret;
-
-/// The longest model id: it goes into headers and into the state file.
-const MODEL_ID_LENGTH: usize = 128;
 
 /// A DashScope key and where it is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,12 +124,11 @@ fn split_origin(item: &str) -> (&str, Option<&str>) {
 }
 
 fn model(item: &str) -> Result<String, String> {
-    let is_model_character = |c: char| c.is_ascii_alphanumeric() || "._:/@+-".contains(c);
     if let Some(kind) = first_foreign(item, is_model_character) {
         return Err(format!("holds {kind}; only letters, digits and ._:/@+- are allowed"));
     }
-    if item.len() > MODEL_ID_LENGTH {
-        return Err(format!("is longer than {MODEL_ID_LENGTH} characters"));
+    if item.len() > LONGEST_MODEL_ID {
+        return Err(format!("is longer than {LONGEST_MODEL_ID} characters"));
     }
     Ok(item.to_owned())
 }
@@ -270,7 +267,7 @@ mod tests {
 
     #[test]
     fn a_model_id_is_short_and_plain() {
-        let longest = "m".repeat(MODEL_ID_LENGTH);
+        let longest = "m".repeat(LONGEST_MODEL_ID);
         for id in ["qwen-max", "deepseek/v3.1@2025:free+x_1", &longest] {
             assert_eq!(models(id).entries, [id]);
         }

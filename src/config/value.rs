@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use super::AuthMode;
 use super::url::{Origin, UrlError, is_host_name};
+use crate::policy::failover::Failover;
 use crate::secret::Secret;
 
 /// Reads a number written with digits alone.
@@ -41,6 +42,14 @@ pub(super) fn host(text: &str) -> Result<String, &'static str> {
 }
 
 /// Reads how the key is sent upstream.
+pub(super) fn failover(text: &str) -> Result<Failover, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "on" => Ok(Failover::On),
+        "quota-only" => Ok(Failover::QuotaOnly),
+        _ => Err("must be on or quota-only"),
+    }
+}
+
 pub(super) fn auth_mode(text: &str) -> Result<AuthMode, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "authorization" => Ok(AuthMode::Authorization),
@@ -146,6 +155,13 @@ mod tests {
         for text in ["127.0.0.1:3300", "[::1]:80", "http://h", "a b", "1.2.3", "h/x", "[h]"] {
             assert!(host(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn failover_is_on_or_for_exhaustion_only() {
+        assert_eq!(failover("On"), Ok(Failover::On));
+        assert_eq!(failover("quota-only"), Ok(Failover::QuotaOnly));
+        assert!(failover("off").is_err());
     }
 
     #[test]

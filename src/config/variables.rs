@@ -20,10 +20,12 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable { name: "PORT", default: Some("3300") },
     Variable { name: "UPSTREAM_BASE_URL", default: Some("https://dashscope.aliyuncs.com/apps/anthropic") },
     Variable { name: "OPENAI_UPSTREAM_BASE_URL", default: Some("https://dashscope.aliyuncs.com/compatible-mode/v1") },
+    Variable { name: "NATIVE_UPSTREAM_BASE_URL", default: Some("https://dashscope.aliyuncs.com/api/v1") },
     Variable { name: "UPSTREAM_AUTH_MODE", default: Some("authorization") },
     Variable { name: "MODEL_COOLDOWN_SECONDS", default: Some("2592000") },
     Variable { name: "STATE_PATH", default: Some("./data/proxy-state.json") },
     Variable { name: "CORS_ORIGIN", default: Some("*") },
+    Variable { name: "FAILOVER", default: Some("on") },
     Variable { name: "WORKERS", default: Some("64") },
     Variable { name: "QUEUE_SIZE", default: Some("256") },
     Variable { name: "MAX_BODY_BYTES", default: Some("67108864") },
@@ -101,8 +103,8 @@ mod tests {
             ("POSTS", None),
             ("HOME", None),
             ("NODE_ENV", None),
-            ("FAILOVER", None),
-            ("NATIVE_UPSTREAM_BASE_URL", None),
+            ("MODEL_SELECTION", None),
+            ("FREE_QUOTA_TOKENS", None),
         ] {
             assert_eq!(probably_meant(name), meant, "{name}");
         }

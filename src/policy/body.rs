@@ -74,6 +74,12 @@ impl<'a> RequestBody<'a> {
         }
     }
 
+    /// The body as the client sent it.
+    #[must_use]
+    pub fn as_sent(&self) -> Edited<'a> {
+        Edited { before: self.bytes, patch: String::new(), after: &[] }
+    }
+
     /// The body with `model` in it, everything else to the byte as the client sent it.
     #[must_use]
     pub fn with_model(&self, model: &str) -> Edited<'a> {

@@ -1,29 +1,42 @@
 //! The keys and models of the configuration, and the slots they make.
 
+use std::sync::Arc;
+
 use crate::secret;
+
+/// The longest model id, in characters: it goes into headers and into the state file.
+pub const LONGEST_MODEL_ID: usize = 128;
+
+/// Whether a model id may hold `c`.
+#[must_use]
+pub fn is_model_character(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "._:/@+-".contains(c)
+}
+
+/// Whether `text` can be a model id.
+#[must_use]
+pub fn is_model_id(text: &str) -> bool {
+    (1..=LONGEST_MODEL_ID).contains(&text.len()) && text.chars().all(is_model_character)
+}
 
 /// A key by its place in `DASHSCOPE_API_KEYS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyIndex(pub usize);
 
-/// A model by its place in `MODEL_IDS`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ModelIndex(pub usize);
-
 /// One key with one model: what has a free quota of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot {
     /// The key.
     pub key: KeyIndex,
-    /// The model.
-    pub model: ModelIndex,
+    /// The model's id.
+    pub model: Arc<str>,
 }
 
 /// Every slot of the configuration. Keys are known by their hash only.
 #[derive(Clone, Debug)]
 pub struct Pool {
     key_hashes: Vec<String>,
-    models: Vec<String>,
+    models: Vec<Arc<str>>,
 }
 
 impl Pool {
@@ -33,7 +46,7 @@ impl Pool {
     /// every request on it ends in a 503.
     #[must_use]
     pub fn new(key_hashes: Vec<String>, models: Vec<String>) -> Self {
-        Self { key_hashes, models }
+        Self { key_hashes, models: models.into_iter().map(Into::into).collect() }
     }
 
     /// How many keys there are.
@@ -54,18 +67,16 @@ impl Pool {
         self.key_count() * self.model_count()
     }
 
-    /// Every slot, key by key, in the configured order.
-    pub fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
-        let models = self.model_count();
-        (0..self.slot_count()).map(move |place| Slot {
-            key: KeyIndex(place / models),
-            model: ModelIndex(place % models),
-        })
+    /// The keys, in the configured order.
+    pub fn keys(&self) -> impl Iterator<Item = KeyIndex> + use<> {
+        (0..self.key_count()).map(KeyIndex)
     }
 
-    /// Where a slot stands in [`Pool::slots`].
-    pub(crate) fn place(&self, slot: Slot) -> usize {
-        slot.key.0 * self.model_count() + slot.model.0
+    /// Every slot, key by key, in the configured order.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        self.keys().flat_map(|key| {
+            self.models.iter().map(move |model| Slot { key, model: Arc::clone(model) })
+        })
     }
 
     /// The SHA-256 of a key, in hex.
@@ -74,27 +85,33 @@ impl Pool {
         &self.key_hashes[key.0]
     }
 
+    /// The key with this SHA-256.
+    #[must_use]
+    pub fn key_with_hash(&self, hash: &str) -> Option<KeyIndex> {
+        self.key_hashes.iter().position(|known| known == hash).map(KeyIndex)
+    }
+
     /// The first 12 hex digits of a key's hash, which name it to people.
     #[must_use]
     pub fn label(&self, key: KeyIndex) -> &str {
         secret::label(self.key_hash(key))
     }
 
-    /// A model's id.
-    #[must_use]
-    pub fn model_id(&self, model: ModelIndex) -> &str {
-        &self.models[model.0]
-    }
-
     /// All model ids, in the configured order.
     #[must_use]
-    pub fn model_ids(&self) -> &[String] {
+    pub fn models(&self) -> &[Arc<str>] {
         &self.models
+    }
+
+    /// Where a model stands among the pool's, if it is one of them.
+    #[must_use]
+    pub fn place_of(&self, model: &str) -> Option<usize> {
+        self.models.iter().position(|known| **known == *model)
     }
 
     /// A slot as the log shows it: `<key label>:<model>`.
     #[must_use]
-    pub fn show(&self, slot: Slot) -> String {
-        format!("{}:{}", self.label(slot.key), self.model_id(slot.model))
+    pub fn show(&self, slot: &Slot) -> String {
+        format!("{}:{}", self.label(slot.key), slot.model)
     }
 }

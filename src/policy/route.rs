@@ -7,6 +7,8 @@ pub enum Protocol {
     OpenAi,
     /// Anthropic's.
     Anthropic,
+    /// DashScope's own.
+    Native,
 }
 
 /// What is done with a request.
@@ -28,12 +30,23 @@ pub enum Route {
 }
 
 /// A path of an upstream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Which base URL and which envelope.
     pub protocol: Protocol,
     /// What is appended to the base URL.
-    pub path: &'static str,
+    pub path: String,
+    /// Whose model a request gets.
+    pub model: ModelRule,
+}
+
+/// Whose model a request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelRule {
+    /// Any of the pool's, whatever the client names.
+    Pool,
+    /// One of the pool's if the client names one of them; else the client's stays.
+    PoolIfNamed,
 }
 
 /// A page of our own.
@@ -59,11 +72,15 @@ impl Local {
     }
 }
 
-/// The paths that go upstream, and what they become there.
-const ENDPOINTS: [(&str, Endpoint); 2] = [
-    ("/v1/chat/completions", Endpoint { protocol: Protocol::OpenAi, path: "/chat/completions" }),
-    ("/v1/messages", Endpoint { protocol: Protocol::Anthropic, path: "/v1/messages" }),
+/// The paths that go upstream with a model of the pool, and what they become there.
+const POOLED: [(&str, Protocol, &str); 2] = [
+    ("/v1/chat/completions", Protocol::OpenAi, "/chat/completions"),
+    ("/v1/messages", Protocol::Anthropic, "/v1/messages"),
 ];
+
+/// Where DashScope's own protocol begins, and its services below that.
+const NATIVE: &str = "/api/v1";
+const SERVICES: &str = "/services/";
 
 /// The pages of our own.
 const LOCALS: [(&str, Local); 5] = [
@@ -81,9 +98,9 @@ pub fn resolve(method: &str, path: &str) -> Route {
     if method == "OPTIONS" {
         return Route::Preflight;
     }
-    if let Some((_, endpoint)) = ENDPOINTS.iter().find(|(known, _)| *known == path) {
+    if let Some(endpoint) = endpoint(path) {
         return match method {
-            "POST" => Route::Upstream(*endpoint),
+            "POST" => Route::Upstream(endpoint),
             _ => Route::WrongMethod { allow: "POST, OPTIONS" },
         };
     }
@@ -96,12 +113,40 @@ pub fn resolve(method: &str, path: &str) -> Route {
     Route::NotFound
 }
 
+fn endpoint(path: &str) -> Option<Endpoint> {
+    if let Some((_, protocol, path)) = POOLED.iter().find(|(known, ..)| *known == path) {
+        let path = (*path).to_owned();
+        return Some(Endpoint { protocol: *protocol, path, model: ModelRule::Pool });
+    }
+    let service = path.strip_prefix(NATIVE).filter(|path| is_plain(path, SERVICES))?;
+    let path = service.to_owned();
+    Some(Endpoint { protocol: Protocol::Native, path, model: ModelRule::PoolIfNamed })
+}
+
+/// Whether a path goes on below `prefix` in plain words, without dots that climb or anything
+/// that another reader might decode differently.
+fn is_plain(path: &str, prefix: &str) -> bool {
+    path.strip_prefix(prefix).is_some_and(|rest| {
+        let word = |word: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            !word.is_empty() && word.bytes().all(plain)
+        };
+        rest.strip_suffix('/').unwrap_or(rest).split('/').all(word)
+    })
+}
+
 /// In whose words an error on `path` is told. `speaks_anthropic`: the request carries
 /// `anthropic-version`, which only Anthropic's clients send.
 #[must_use]
 pub fn protocol_of(path: &str, speaks_anthropic: bool) -> Protocol {
-    let messages = path == "/v1/messages" || path.starts_with("/v1/messages/");
-    if messages || speaks_anthropic { Protocol::Anthropic } else { Protocol::OpenAi }
+    let below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
+    if below(NATIVE) {
+        Protocol::Native
+    } else if path == "/v1/messages" || below("/v1/messages") || speaks_anthropic {
+        Protocol::Anthropic
+    } else {
+        Protocol::OpenAi
+    }
 }
 
 #[cfg(test)]
@@ -110,12 +155,26 @@ mod tests {
 
     #[test]
     fn chat_and_messages_go_upstream() {
-        let chat = resolve("POST", "/v1/chat/completions");
-        let openai = Endpoint { protocol: Protocol::OpenAi, path: "/chat/completions" };
-        assert_eq!(chat, Route::Upstream(openai));
-        let messages = resolve("POST", "/v1/messages");
-        let anthropic = Endpoint { protocol: Protocol::Anthropic, path: "/v1/messages" };
-        assert_eq!(messages, Route::Upstream(anthropic));
+        for (path, protocol, upstream) in POOLED {
+            let (path, model) = (path.to_owned(), ModelRule::Pool);
+            let route = resolve("POST", &path);
+            let path = upstream.to_owned();
+            assert_eq!(route, Route::Upstream(Endpoint { protocol, path, model }));
+        }
+    }
+
+    #[test]
+    fn native_services_go_upstream_under_any_plain_name() {
+        for path in ["/services/aigc/text-generation/generation", "/services/a/b_c/"] {
+            let route = resolve("POST", &format!("/api/v1{path}"));
+            let (protocol, model) = (Protocol::Native, ModelRule::PoolIfNamed);
+            let path = path.to_owned();
+            assert_eq!(route, Route::Upstream(Endpoint { protocol, path, model }));
+        }
+        for path in ["/services/../x", "/services/a//b", "/services/%61", "/services/", "/services"]
+        {
+            assert_eq!(resolve("POST", &format!("/api/v1{path}")), Route::NotFound, "{path}");
+        }
     }
 
     #[test]
@@ -165,6 +224,7 @@ mod tests {
         assert_eq!(protocol_of("/v1/messages", false), Protocol::Anthropic);
         assert_eq!(protocol_of("/v1/messages/nope", false), Protocol::Anthropic);
         assert_eq!(protocol_of("/v1/messagesx", false), Protocol::OpenAi);
+        assert_eq!(protocol_of("/api/v1/services/x", false), Protocol::Native);
         assert_eq!(protocol_of("/v1/models", true), Protocol::Anthropic);
         assert_eq!(protocol_of("/v1/models", false), Protocol::OpenAi);
     }

@@ -1,14 +1,34 @@
 //! Which slot a request gets, and what its answer teaches.
 //!
-//! The scheduler is plain state with no lock and no clock: `now` is an argument. It lives behind
-//! one mutex, and its callers hold that for a few comparisons only.
+//! The scheduler is plain state with no lock and no clock: the moment is an argument. It lives
+//! behind one mutex, and its callers hold that for a few comparisons only.
 
+mod ask;
+mod slots;
+mod twins;
+mod view;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::pool::{KeyIndex, ModelIndex, Pool, Slot};
+use super::bench::{Benches, Rest};
+use super::pool::{KeyIndex, Pool, Slot};
+use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
-use crate::clock::Timestamp;
+use crate::clock::{Moment, Timestamp};
+pub use ask::{Ask, Next, Tried, Wanted};
+pub use slots::Snapshot;
+use slots::{Cursor, SlotState};
+pub use view::SlotView;
+
+/// How unwillingly a slot is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reluctance {
+    None,
+    Benched,
+    StreamsOnly,
+}
 
 /// The order of events inside this process. Unlike the clock it never stands still or goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,20 +44,6 @@ pub struct Pick {
     direct: bool,
 }
 
-/// What a request that asks for a slot gets.
-#[derive(Debug)]
-pub enum Next {
-    /// Try this one.
-    Slot(Pick),
-    /// Nothing is available to anybody.
-    AllCooling {
-        /// When the first cooldown ends.
-        until: Timestamp,
-    },
-    /// What is available, this request has tried already.
-    NoneLeft,
-}
-
 /// What an exhaustion did, for the log.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Exhausted {
@@ -45,44 +51,18 @@ pub struct Exhausted {
     pub until: Timestamp,
     /// How many exhaustion answers the slot has had, ever.
     pub failures: u64,
+    /// The key that looks like another key of the same account, when this shows it for the first
+    /// time.
+    pub twin: Option<KeyIndex>,
 }
 
-/// One slot as the status page shows it.
-#[derive(Debug)]
-pub struct SlotView<'a> {
-    /// The slot.
-    pub slot: Slot,
-    /// Whether a request may use it now.
-    pub available: bool,
-    /// When its cooldown ends; `None` = it does not cool.
-    pub cooldown_until: Option<Timestamp>,
-    /// How many exhaustion answers it has had, ever.
-    pub failure_count: u64,
-    /// Upstream's message of the last exhaustion.
-    pub last_error: Option<&'a str>,
-    /// The last success.
-    pub last_used_at: Option<Timestamp>,
-    /// Whether the next request starts with this key.
-    pub current_key: bool,
-    /// Whether a request on this key starts with this model.
-    pub current_model: bool,
-}
-
-#[derive(Clone, Debug)]
-struct SlotState {
-    cooldown_until: Timestamp,
-    failure_count: u64,
-    last_error: Option<Arc<str>>,
-    last_used_at: Option<Timestamp>,
-    updated_at: Timestamp,
-    /// The last exhaustion: a success that began before it says nothing about the quota now.
-    exhausted: Tick,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Cursor {
-    at: usize,
-    updated_at: Timestamp,
+/// What a success did, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamped {
+    /// Whether there is something to write.
+    pub changed: bool,
+    /// Whether the slot's cooldown had ended before: this pair may now be billed.
+    pub revived: bool,
 }
 
 /// The pool's state and the rules by which it changes.
@@ -90,9 +70,15 @@ struct Cursor {
 pub struct Scheduler {
     pool: Arc<Pool>,
     cooldown: Duration,
-    slots: Vec<SlotState>,
+    /// Every slot of the pool, and every other one of our keys that was ever exhausted.
+    slots: HashMap<Slot, SlotState>,
     key_cursor: Cursor,
     model_cursors: Vec<Cursor>,
+    benches: Benches,
+    /// Models that answered that they only stream.
+    stream_only: HashSet<Arc<str>>,
+    /// Keys that look like one account, each pair once.
+    twins: Vec<(KeyIndex, KeyIndex)>,
     /// The file as it was read: strangers' records and fields are written back from here.
     base: Arc<StateFile>,
     tick: Tick,
@@ -105,10 +91,18 @@ impl Scheduler {
     /// Continues from a state file. Slots it does not know start without a cooldown.
     #[must_use]
     pub fn new(pool: Arc<Pool>, cooldown: Duration, file: StateFile, now: Timestamp) -> Self {
-        let slots = pool.slots().map(|slot| SlotState::read(&pool, slot, &file, now)).collect();
+        let fresh = |slot| (slot, SlotState { updated_at: now, ..SlotState::default() });
+        let mut slots: HashMap<Slot, SlotState> = pool.slots().map(fresh).collect();
+        for record in file.model_state.values() {
+            if let Some(key) = pool.key_with_hash(&record.key_hash) {
+                let slot = Slot { key, model: record.model_id.as_str().into() };
+                slots.insert(slot, SlotState::of(record));
+            }
+        }
         let key_cursor = Cursor::read(&file, state::KEY_CURSOR, pool.key_count(), now);
-        let model_cursors = (0..pool.key_count())
-            .map(|key| state::model_cursor_name(pool.key_hash(KeyIndex(key))))
+        let model_cursors = pool
+            .keys()
+            .map(|key| state::model_cursor_name(pool.key_hash(key)))
             .map(|name| Cursor::read(&file, &name, pool.model_count(), now))
             .collect();
         Self {
@@ -117,6 +111,9 @@ impl Scheduler {
             slots,
             key_cursor,
             model_cursors,
+            benches: Benches::default(),
+            stream_only: HashSet::new(),
+            twins: Vec::new(),
             base: Arc::new(file),
             tick: Tick::default(),
             revision: 1,
@@ -125,26 +122,34 @@ impl Scheduler {
     }
 
     /// The slot with which to go on: the current key first, inside it the current model first,
-    /// and only what is available. Nothing in `tried` is given again.
-    pub fn next_slot(&mut self, tried: &[Slot], now: Timestamp) -> Next {
-        let mut direct = true;
-        let mut found = None;
+    /// and only what is available. What is benched comes last, and what cannot serve a request
+    /// that is not streamed after that. Nothing that was tried is given again.
+    pub fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
+        let mut direct = ask.wanted == Wanted::Pool;
+        let mut best: Option<(Reluctance, Slot)> = None;
         let mut any_available = false;
-        for slot in self.walk() {
-            if !self.is_available(slot, now) {
+        for slot in self.walk(ask.wanted) {
+            if !self.is_available(&slot, moment.calendar) {
                 continue;
             }
             any_available = true;
-            if !tried.contains(&slot) {
-                found = Some(slot);
+            if ask.tried.contains(&slot) {
+                direct = false;
+                continue;
+            }
+            let reluctance = self.reluctance(&slot, ask, moment.monotonic);
+            if best.as_ref().is_none_or(|(least, _)| reluctance < *least) {
+                best = Some((reluctance, slot));
+            }
+            if reluctance == Reluctance::None {
                 break;
             }
             direct = false;
         }
-        match found {
-            Some(slot) => Next::Slot(Pick { slot, began: self.advance(), direct }),
+        match best {
+            Some((_, slot)) => Next::Slot(Pick { slot, began: self.advance(), direct }),
             None if any_available => Next::NoneLeft,
-            None => Next::AllCooling { until: self.soonest_end() },
+            None => self.all_cooling(ask.wanted),
         }
     }
 
@@ -152,7 +157,7 @@ impl Scheduler {
     pub fn report_exhausted(&mut self, pick: &Pick, message: &str, now: Timestamp) -> Exhausted {
         let tick = self.advance();
         let until = now.plus(self.cooldown);
-        let slot = self.slot_mut(pick.slot);
+        let slot = self.slots.entry(pick.slot.clone()).or_default();
         slot.failure_count += 1;
         slot.cooldown_until = until;
         slot.last_error = Some(message.into());
@@ -162,35 +167,55 @@ impl Scheduler {
         self.leave_cooling(pick.slot.key, now);
         self.revision += 1;
         self.cooled = self.revision;
-        Exhausted { until, failures }
+        Exhausted { until, failures, twin: self.find_twin(pick.slot.key, now) }
     }
 
-    /// The slot answered with a success. Says whether its cooldown had ended before, which means
-    /// that this pair may now be billed.
-    pub fn report_success(&mut self, pick: &Pick, now: Timestamp) -> bool {
+    /// The slot answered with a success.
+    pub fn report_success(&mut self, pick: &Pick, base: Protocol, now: Timestamp) -> Stamped {
+        self.benches.lift(&pick.slot, base);
+        // A model that is not the pool's has a record only if it was exhausted once.
+        let Some(slot) = self.slots.get_mut(&pick.slot) else {
+            return Stamped { changed: false, revived: false };
+        };
         self.revision += 1;
-        let slot = self.slot_mut(pick.slot);
         slot.last_used_at = Some(now);
         slot.updated_at = now;
         if pick.began < slot.exhausted {
-            return false;
+            return Stamped { changed: true, revived: false };
         }
         slot.last_error = None;
         let revived = slot.cooldown_until != Timestamp(0) && slot.cooldown_until <= now;
         if revived {
             slot.cooldown_until = Timestamp(0);
         }
-        if pick.direct {
-            self.model_cursors[pick.slot.key.0].move_to(pick.slot.model.0, now);
+        if pick.direct
+            && let Some(model) = self.pool.place_of(&pick.slot.model)
+        {
+            self.model_cursors[pick.slot.key.0].move_to(model, now);
             self.key_cursor.move_to(pick.slot.key.0, now);
         }
-        revived
+        Stamped { changed: true, revived }
+    }
+
+    /// Benches a slot at one base URL; says for how long. Nothing of this is written to disk.
+    pub fn bench_slot(&mut self, slot: &Slot, base: Protocol, rest: Rest, at: Instant) -> Duration {
+        self.benches.bench_slot(slot, base, rest, at)
+    }
+
+    /// Benches all slots of a key.
+    pub fn bench_key(&mut self, key: KeyIndex, length: Duration, at: Instant) {
+        self.benches.bench_key(key, length, at);
+    }
+
+    /// From now on this model is asked last by requests that are not streamed.
+    pub fn note_stream_only(&mut self, model: &Arc<str>) {
+        self.stream_only.insert(Arc::clone(model));
     }
 
     /// How many slots a request may use now.
     #[must_use]
     pub fn available_count(&self, now: Timestamp) -> usize {
-        self.slots.iter().filter(|slot| slot.cooldown_until <= now).count()
+        self.pool.slots().filter(|slot| self.is_available(slot, now)).count()
     }
 
     /// The pool this works on.
@@ -214,35 +239,7 @@ impl Scheduler {
     /// The latest end of a cooldown, for the check against a wrong clock.
     #[must_use]
     pub fn latest_end(&self) -> Timestamp {
-        self.slots.iter().map(|slot| slot.cooldown_until).max().unwrap_or_default()
-    }
-
-    /// Every slot as a person may see it.
-    #[must_use]
-    pub fn view(&self, now: Timestamp) -> Vec<SlotView<'_>> {
-        let first = self.walk().find(|slot| self.is_available(*slot, now));
-        let current_key = first.map_or(KeyIndex(self.key_cursor.at), |slot| slot.key);
-        let starts: Vec<ModelIndex> = (0..self.pool.key_count())
-            .map(|key| {
-                let key = KeyIndex(key);
-                self.next_available_model(key, now)
-                    .unwrap_or(ModelIndex(self.model_cursors[key.0].at))
-            })
-            .collect();
-        self.pool
-            .slots()
-            .zip(&self.slots)
-            .map(|(slot, state)| SlotView {
-                slot,
-                available: state.cooldown_until <= now,
-                cooldown_until: Some(state.cooldown_until).filter(|end| *end != Timestamp(0)),
-                failure_count: state.failure_count,
-                last_error: state.last_error.as_deref(),
-                last_used_at: state.last_used_at,
-                current_key: slot.key == current_key,
-                current_model: slot.model == starts[slot.key.0],
-            })
-            .collect()
+        self.slots.values().map(|slot| slot.cooldown_until).max().unwrap_or_default()
     }
 
     /// A copy that is cheap to take under the lock and is made into a file outside of it.
@@ -258,45 +255,66 @@ impl Scheduler {
         }
     }
 
-    /// Every slot, in the order in which a request asks for them.
-    fn walk(&self) -> impl Iterator<Item = Slot> + '_ {
-        wrapping(self.key_cursor.at, self.pool.key_count())
-            .map(KeyIndex)
-            .flat_map(|key| self.models_of(key).map(move |model| Slot { key, model }))
+    /// Every slot for a request, in the order in which it asks for them.
+    fn walk<'a>(&'a self, wanted: Wanted<'a>) -> impl Iterator<Item = Slot> + 'a {
+        let keys = wrapping(self.key_cursor.at, self.pool.key_count()).map(KeyIndex);
+        keys.flat_map(move |key| {
+            let (models, own) = match wanted {
+                Wanted::Pool => (self.models_of(key), None),
+                Wanted::Model(model) => (wrapping(0, 0), Some(Arc::from(model))),
+            };
+            let pool = models.map(|place| Arc::clone(&self.pool.models()[place]));
+            pool.chain(own).map(move |model| Slot { key, model })
+        })
     }
 
-    fn models_of(&self, key: KeyIndex) -> impl Iterator<Item = ModelIndex> + use<> {
-        wrapping(self.model_cursors[key.0].at, self.pool.model_count()).map(ModelIndex)
+    /// The places of a key's models, its current one first.
+    fn models_of(&self, key: KeyIndex) -> Wrapping {
+        wrapping(self.model_cursors[key.0].at, self.pool.model_count())
     }
 
-    fn next_available_model(&self, key: KeyIndex, now: Timestamp) -> Option<ModelIndex> {
-        self.models_of(key).find(|&model| self.is_available(Slot { key, model }, now))
+    /// The place of the first model of a key that is available.
+    fn next_model(&self, key: KeyIndex, now: Timestamp) -> Option<usize> {
+        self.models_of(key).find(|place| {
+            let model = Arc::clone(&self.pool.models()[*place]);
+            self.is_available(&Slot { key, model }, now)
+        })
     }
 
     /// Moves the key's model cursor on if it stands on a slot that is not available, and the key
     /// cursor if its key has nothing left. A cursor that stands well stays: the exhausted slot
     /// may have been reached past one that only could not serve this request.
     fn leave_cooling(&mut self, key: KeyIndex, now: Timestamp) {
-        if let Some(model) = self.next_available_model(key, now) {
-            self.model_cursors[key.0].move_to(model.0, now);
+        if let Some(model) = self.next_model(key, now) {
+            self.model_cursors[key.0].move_to(model, now);
         }
-        let keys = wrapping(self.key_cursor.at, self.pool.key_count()).map(KeyIndex);
-        let next = keys.into_iter().find(|key| self.next_available_model(*key, now).is_some());
-        if let Some(key) = next {
+        let mut keys = wrapping(self.key_cursor.at, self.pool.key_count()).map(KeyIndex);
+        if let Some(key) = keys.find(|key| self.next_model(*key, now).is_some()) {
             self.key_cursor.move_to(key.0, now);
         }
     }
 
-    fn is_available(&self, slot: Slot, now: Timestamp) -> bool {
-        self.slots[self.pool.place(slot)].cooldown_until <= now
+    fn reluctance(&self, slot: &Slot, ask: &Ask<'_>, at: Instant) -> Reluctance {
+        if !ask.streamed && self.stream_only.contains(&slot.model) {
+            Reluctance::StreamsOnly
+        } else if self.benches.is_benched(slot, ask.base, at) {
+            Reluctance::Benched
+        } else {
+            Reluctance::None
+        }
     }
 
-    fn soonest_end(&self) -> Timestamp {
-        self.slots.iter().map(|slot| slot.cooldown_until).min().unwrap_or_default()
+    fn is_available(&self, slot: &Slot, now: Timestamp) -> bool {
+        self.slots.get(slot).is_none_or(|state| state.cooldown_until <= now)
     }
 
-    fn slot_mut(&mut self, slot: Slot) -> &mut SlotState {
-        &mut self.slots[self.pool.place(slot)]
+    fn all_cooling(&self, wanted: Wanted<'_>) -> Next {
+        let ends = self.walk(wanted).filter_map(|slot| self.slots.get(&slot));
+        let ends: Vec<Timestamp> = ends.map(|state| state.cooldown_until).collect();
+        Next::AllCooling {
+            until: ends.iter().min().copied().unwrap_or_default(),
+            slots: ends.len(),
+        }
     }
 
     fn advance(&mut self) -> Tick {
@@ -305,93 +323,12 @@ impl Scheduler {
     }
 }
 
-impl SlotState {
-    fn read(pool: &Pool, slot: Slot, file: &StateFile, now: Timestamp) -> Self {
-        let (key_hash, model_id) = (pool.key_hash(slot.key), pool.model_id(slot.model));
-        let record = file.model_state.get(&state::slot_name(key_hash, model_id)).cloned();
-        let record = record.unwrap_or_else(|| SlotRecord::new(key_hash, model_id, now));
-        Self {
-            cooldown_until: record.cooldown_until,
-            failure_count: record.failure_count,
-            last_error: record.last_error.map(Into::into),
-            last_used_at: record.last_used_at,
-            updated_at: record.updated_at,
-            exhausted: Tick::default(),
-        }
-    }
+/// The numbers below a length, from one of them on and around.
+type Wrapping = std::iter::Chain<std::ops::Range<usize>, std::ops::Range<usize>>;
 
-    fn write(&self, record: &mut SlotRecord) {
-        record.cooldown_until = self.cooldown_until;
-        record.failure_count = self.failure_count;
-        record.last_error = self.last_error.as_deref().map(str::to_owned);
-        record.last_used_at = self.last_used_at;
-        record.updated_at = self.updated_at;
-    }
-}
-
-impl Cursor {
-    fn read(file: &StateFile, name: &str, length: usize, now: Timestamp) -> Self {
-        let Some(record) = file.runtime_state.get(name) else {
-            return Self { at: 0, updated_at: now };
-        };
-        let at = record.value.trim().parse::<usize>().unwrap_or(0) % length.max(1);
-        Self { at, updated_at: record.updated_at }
-    }
-
-    fn move_to(&mut self, at: usize, now: Timestamp) {
-        if self.at != at {
-            *self = Self { at, updated_at: now };
-        }
-    }
-}
-
-/// The scheduler's state at one revision.
-#[derive(Debug)]
-pub struct Snapshot {
-    /// The revision that this is.
-    pub revision: u64,
-    pool: Arc<Pool>,
-    slots: Vec<SlotState>,
-    key_cursor: Cursor,
-    model_cursors: Vec<Cursor>,
-    base: Arc<StateFile>,
-}
-
-impl Snapshot {
-    /// The state file at this revision.
-    #[must_use]
-    pub fn to_file(&self) -> StateFile {
-        let mut file = StateFile::clone(&self.base);
-        for (slot, state) in self.pool.slots().zip(&self.slots) {
-            let (key_hash, model_id) =
-                (self.pool.key_hash(slot.key), self.pool.model_id(slot.model));
-            let record = file
-                .model_state
-                .entry(state::slot_name(key_hash, model_id))
-                .or_insert_with(|| SlotRecord::new(key_hash, model_id, state.updated_at));
-            state.write(record);
-        }
-        write_cursor(&mut file, state::KEY_CURSOR.to_owned(), self.key_cursor);
-        for (key, cursor) in self.model_cursors.iter().enumerate() {
-            let name = state::model_cursor_name(self.pool.key_hash(KeyIndex(key)));
-            write_cursor(&mut file, name, *cursor);
-        }
-        file
-    }
-}
-
-fn write_cursor(file: &mut StateFile, name: String, cursor: Cursor) {
-    let fresh = || RuntimeRecord::new(String::new(), cursor.updated_at);
-    let record = file.runtime_state.entry(name).or_insert_with(fresh);
-    record.value = cursor.at.to_string();
-    record.updated_at = cursor.updated_at;
-}
-
-/// The numbers below `length`, from `start` on and around.
-fn wrapping(start: usize, length: usize) -> impl Iterator<Item = usize> {
-    (0..length).map(move |step| (start + step) % length)
+fn wrapping(start: usize, length: usize) -> Wrapping {
+    (start..length).chain(0..start)
 }
 
 #[cfg(test)]
-#[path = "scheduler_tests.rs"]
 mod tests;

@@ -164,7 +164,8 @@ fn what_only_looks_like_an_exhaustion_passes_byte_for_byte_and_teaches_nothing()
     const JSON: &str = "application/json";
     const WORDS: &str = "The free tier of the model has been exhausted.";
     let standin = StandIn::start().unwrap();
-    let proxy = Proxy::start(&standin);
+    // Nothing but exhaustion moves a request on here, so that each answer is seen as it is.
+    let proxy = Proxy::builder(&standin).env("FAILOVER", "quota-only").start();
     let before = state_text(&proxy);
     let long = format!("{{\"code\":\"{}\",\"message\":\"{WORDS}\"}}", "x".repeat(300_000));
     let cases = [
@@ -210,7 +211,8 @@ fn what_only_looks_like_an_exhaustion_passes_byte_for_byte_and_teaches_nothing()
 #[test]
 fn everything_else_that_was_ever_captured_passes_byte_for_byte_and_cools_nothing() {
     let standin = StandIn::start().unwrap();
-    let proxy = Proxy::start(&standin);
+    // Nothing but exhaustion moves a request on here, so that each answer is seen as it is.
+    let proxy = Proxy::builder(&standin).env("FAILOVER", "quota-only").start();
     let lines = include_str!("../data/upstream-corpus.jsonl").lines();
     let mut rows: Vec<Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     rows.retain(|row| row["free_quota_exhausted"] == false);

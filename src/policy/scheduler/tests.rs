@@ -1,6 +1,7 @@
 use super::*;
 
 const MONTH: Duration = Duration::from_secs(2_592_000);
+const BASE: Protocol = Protocol::OpenAi;
 const START: Timestamp = Timestamp(1_700_000_000_000);
 
 fn scheduler_from(keys: usize, models: usize, file: StateFile) -> Scheduler {
@@ -22,7 +23,25 @@ fn with_cursors(keys: usize, models: usize, cursors: &[(&str, &str)]) -> Schedul
 }
 
 fn slot(key: usize, model: usize) -> Slot {
-    Slot { key: KeyIndex(key - 1), model: ModelIndex(model - 1) }
+    Slot { key: KeyIndex(key - 1), model: format!("m{model}").into() }
+}
+
+fn moment(calendar: Timestamp) -> Moment {
+    Moment { calendar, monotonic: crate::clock::instant() }
+}
+
+fn ask(tried: &Tried) -> Ask<'_> {
+    Ask { tried, wanted: Wanted::Pool, base: BASE, streamed: false }
+}
+
+fn tried(slots: &[Slot]) -> Tried {
+    let mut tried = Tried::default();
+    slots.iter().cloned().for_each(|slot| tried.add(slot));
+    tried
+}
+
+fn next(scheduler: &mut Scheduler, slots: &[Slot], now: Timestamp) -> Next {
+    scheduler.next_slot(&ask(&tried(slots)), moment(now))
 }
 
 /// Takes the next slot of a fresh request.
@@ -31,7 +50,7 @@ fn take(scheduler: &mut Scheduler, now: Timestamp) -> Pick {
 }
 
 fn take_after(scheduler: &mut Scheduler, tried: &[Slot], now: Timestamp) -> Pick {
-    match scheduler.next_slot(tried, now) {
+    match next(scheduler, tried, now) {
         Next::Slot(pick) => pick,
         other => panic!("no slot: {other:?}"),
     }
@@ -76,7 +95,7 @@ fn a_request_stays_on_its_slot_until_that_is_exhausted() {
     for _ in 0..100 {
         let pick = take(&mut scheduler, START);
         assert_eq!(pick.slot, slot(1, 1));
-        scheduler.report_success(&pick, START);
+        scheduler.report_success(&pick, BASE, START);
     }
 }
 
@@ -85,7 +104,7 @@ fn an_exhausted_slot_cools_alone_for_the_configured_time() {
     let mut scheduler = scheduler(1, 2);
     let pick = take(&mut scheduler, START);
     let outcome = scheduler.report_exhausted(&pick, "used up", START);
-    assert_eq!(outcome, Exhausted { until: START.plus(MONTH), failures: 1 });
+    assert_eq!(outcome, Exhausted { until: START.plus(MONTH), failures: 1, twin: None });
     assert_eq!(scheduler.available_count(START), 1);
     assert_eq!(take(&mut scheduler, START).slot, slot(1, 2));
 }
@@ -96,7 +115,9 @@ fn a_slot_is_available_again_at_the_very_end_of_its_cooldown() {
     exhaust_next(&mut scheduler, START);
     let end = START.plus(MONTH);
     let before = Timestamp(end.0 - 1);
-    assert!(matches!(scheduler.next_slot(&[], before), Next::AllCooling { until } if until == end));
+    assert!(
+        matches!(next(&mut scheduler, &[], before), Next::AllCooling { until, .. } if until == end)
+    );
     assert_eq!(take(&mut scheduler, end).slot, slot(1, 1));
 }
 
@@ -106,7 +127,9 @@ fn when_everything_cools_the_soonest_end_is_told() {
     exhaust_next(&mut scheduler, START);
     exhaust_next(&mut scheduler, Timestamp(START.0 + 5_000));
     let now = Timestamp(START.0 + 9_000);
-    let Next::AllCooling { until } = scheduler.next_slot(&[], now) else { panic!("a slot") };
+    let Next::AllCooling { until, slots: 2 } = next(&mut scheduler, &[], now) else {
+        panic!("a slot")
+    };
     assert_eq!(until, START.plus(MONTH));
 }
 
@@ -116,7 +139,7 @@ fn a_request_never_gets_a_slot_twice() {
     let tried = [slot(1, 1)];
     assert_eq!(take_after(&mut scheduler, &tried, START).slot, slot(1, 2));
     let tried = [slot(1, 1), slot(1, 2)];
-    assert!(matches!(scheduler.next_slot(&tried, START), Next::NoneLeft));
+    assert!(matches!(next(&mut scheduler, &tried, START), Next::NoneLeft));
 }
 
 #[test]
@@ -151,7 +174,7 @@ fn a_slot_reached_past_an_available_one_moves_no_cursor() {
     let mut scheduler = scheduler(2, 2);
     let pick = take_after(&mut scheduler, &[slot(1, 1)], START);
     assert_eq!(pick.slot, slot(1, 2));
-    scheduler.report_success(&pick, START);
+    scheduler.report_success(&pick, BASE, START);
     assert_eq!(cursors(&scheduler), (0, vec![0, 0]));
     scheduler.report_exhausted(&pick, "used up", START);
     assert_eq!(cursors(&scheduler), (0, vec![0, 0]), "the first slot is still good");
@@ -161,11 +184,11 @@ fn a_slot_reached_past_an_available_one_moves_no_cursor() {
 fn a_success_over_cooling_slots_moves_both_cursors() {
     let mut scheduler = scheduler(2, 2);
     for model in [1, 2] {
-        let index = scheduler.pool.place(slot(1, model));
-        scheduler.slots[index].cooldown_until = START.plus(MONTH);
+        let state = scheduler.slots.get_mut(&slot(1, model)).unwrap();
+        state.cooldown_until = START.plus(MONTH);
     }
     let pick = take(&mut scheduler, START);
-    scheduler.report_success(&pick, START);
+    scheduler.report_success(&pick, BASE, START);
     assert_eq!(cursors(&scheduler), (1, vec![0, 0]));
 }
 
@@ -176,9 +199,9 @@ fn fifty_parallel_exhaustions_are_all_counted_and_nobody_starts_there_again() {
     for (n, pick) in picks.iter().enumerate() {
         let outcome = scheduler.report_exhausted(pick, "used up", START);
         assert_eq!(outcome.failures, n as u64 + 1);
-        let next = take_after(&mut scheduler, &[pick.slot], START);
+        let next = take_after(&mut scheduler, std::slice::from_ref(&pick.slot), START);
         assert_eq!(next.slot, slot(1, 2));
-        scheduler.report_success(&next, START);
+        scheduler.report_success(&next, BASE, START);
         assert_eq!(take(&mut scheduler, START).slot, slot(1, 2));
     }
 }
@@ -189,12 +212,12 @@ fn a_success_stamps_its_slot_and_clears_the_error() {
     exhaust_next(&mut scheduler, START);
     let later = START.plus(MONTH);
     let pick = take(&mut scheduler, later);
-    assert!(scheduler.report_success(&pick, later), "the cooldown had ended");
+    assert!(scheduler.report_success(&pick, BASE, later).revived, "the cooldown had ended");
     let view = &scheduler.view(later)[0];
     assert_eq!((view.last_error, view.last_used_at), (None, Some(later)));
     assert_eq!((view.cooldown_until, view.failure_count), (None, 1));
     let pick = take(&mut scheduler, later);
-    assert!(!scheduler.report_success(&pick, later), "it is said once");
+    assert!(!scheduler.report_success(&pick, BASE, later).revived, "it is said once");
 }
 
 #[test]
@@ -203,7 +226,7 @@ fn a_success_that_began_before_the_exhaustion_does_not_lift_it() {
     let long_stream = take(&mut scheduler, START);
     exhaust_next(&mut scheduler, START);
     let later = Timestamp(START.0 + 60_000);
-    assert!(!scheduler.report_success(&long_stream, later));
+    assert!(!scheduler.report_success(&long_stream, BASE, later).revived);
     let view = &scheduler.view(later)[0];
     assert!(!view.available);
     assert_eq!((view.last_error, view.last_used_at), (Some("used up"), Some(later)));
@@ -219,7 +242,7 @@ fn current_marks_where_the_next_request_starts() {
         .view(START)
         .iter()
         .filter(|view| view.current_key && view.current_model)
-        .map(|view| view.slot)
+        .map(|view| view.slot.clone())
         .collect();
     assert_eq!(marked, [take(&mut scheduler, START).slot]);
 }
@@ -230,7 +253,7 @@ fn every_change_raises_the_revision_and_asking_does_not() {
     let fresh = scheduler.revision();
     let pick = take(&mut scheduler, START);
     assert_eq!(scheduler.revision(), fresh);
-    scheduler.report_success(&pick, START);
+    scheduler.report_success(&pick, BASE, START);
     assert_eq!(scheduler.revision(), fresh + 1);
     scheduler.report_exhausted(&pick, "used up", START);
     assert_eq!(scheduler.revision(), fresh + 2);
@@ -241,7 +264,7 @@ fn the_state_survives_its_file() {
     let mut before = scheduler(2, 2);
     exhaust_next(&mut before, START);
     let pick = take(&mut before, START);
-    before.report_success(&pick, Timestamp(START.0 + 7));
+    before.report_success(&pick, BASE, Timestamp(START.0 + 7));
     let file = before.snapshot().to_file();
     let read = StateFile::parse(&file.to_bytes()).unwrap();
     let after = scheduler_from(2, 2, read);

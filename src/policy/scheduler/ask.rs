@@ -1,0 +1,65 @@
+//! What a request asks the scheduler, and what it gets.
+
+use super::{Pick, Protocol, Slot, Timestamp};
+use crate::policy::pool::KeyIndex;
+
+/// What a request asks for.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// What it has tried already.
+    pub tried: &'a Tried,
+    /// Whose model it gets.
+    pub wanted: Wanted<'a>,
+    /// The base URL it goes to.
+    pub base: Protocol,
+    /// Whether its answer is a stream.
+    pub streamed: bool,
+}
+
+/// Whose model a request gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// Any of the pool's.
+    Pool,
+    /// This one and no other; only keys rotate.
+    Model(&'a str),
+}
+
+/// What a request has tried: it never gets the same twice.
+#[derive(Clone, Debug, Default)]
+pub struct Tried {
+    slots: Vec<Slot>,
+    keys: Vec<KeyIndex>,
+}
+
+impl Tried {
+    /// This slot was tried.
+    pub fn add(&mut self, slot: Slot) {
+        self.slots.push(slot);
+    }
+
+    /// Nothing of this key is worth trying.
+    pub fn add_key(&mut self, key: KeyIndex) {
+        self.keys.push(key);
+    }
+
+    pub(super) fn contains(&self, slot: &Slot) -> bool {
+        self.keys.contains(&slot.key) || self.slots.contains(slot)
+    }
+}
+
+/// What a request that asks for a slot gets.
+#[derive(Debug)]
+pub enum Next {
+    /// Try this one.
+    Slot(Pick),
+    /// Nothing is available to anybody.
+    AllCooling {
+        /// When the first cooldown ends.
+        until: Timestamp,
+        /// How many slots there are for this request: all of them cool.
+        slots: usize,
+    },
+    /// What is available, this request has tried already.
+    NoneLeft,
+}

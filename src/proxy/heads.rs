@@ -1,0 +1,112 @@
+//! The heads of answers, and the keys that must not be in them.
+
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::Proxy;
+use crate::error::ProxyError;
+use crate::policy::headers;
+use crate::policy::pool::Slot;
+use crate::policy::route::Protocol;
+use crate::relay::Head;
+use crate::upstream::Answer;
+
+/// `x-proxy-key-hash`, `x-proxy-model`, `x-proxy-attempts`: who served the answer.
+const KEY_HEADER: HeaderName = HeaderName::from_static("x-proxy-key-hash");
+const MODEL_HEADER: HeaderName = HeaderName::from_static("x-proxy-model");
+const ATTEMPTS_HEADER: HeaderName = HeaderName::from_static("x-proxy-attempts");
+
+/// nginx's sign not to hold a stream back.
+const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// The headers of ours that a browser's script may read.
+const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts";
+
+/// A key shorter than this could be any word; DashScope's have 35 characters and more.
+const SHORTEST_TELLTALE: usize = 8;
+
+impl Proxy {
+    /// The head of upstream's answer as the client gets it.
+    pub(super) fn head(&self, answer: &Answer, slot: &Slot, attempts: u32) -> Head {
+        let mut headers: HeaderMap = headers::downward(&answer.headers)
+            .filter(|(_, value)| self.keys_in(value.as_bytes()).next().is_none())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        headers.insert(KEY_HEADER, text_value(self.pool.label(slot.key)));
+        headers.insert(MODEL_HEADER, text_value(&slot.model));
+        headers.insert(ATTEMPTS_HEADER, attempts.into());
+        self.allow_origin(&mut headers);
+        if is_event_stream(&answer.headers) {
+            headers.insert(BUFFERING_HEADER, HeaderValue::from_static("no"));
+        }
+        Head { status: answer.status, headers, length: length_of(&answer.headers) }
+    }
+
+    /// The whole answer that tells a client of an error.
+    #[must_use]
+    pub fn error_answer(&self, error: &ProxyError, protocol: Protocol) -> (Head, Vec<u8>) {
+        let body = error.body(protocol);
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, value) in error.headers() {
+            headers.insert(name, text_value(&value));
+        }
+        self.allow_origin(&mut headers);
+        let length = Some(body.len() as u64);
+        (Head { status: error.status(), headers, length }, body)
+    }
+
+    /// CORS, on every answer of an API path: a browser hides even an error from its script
+    /// without it.
+    pub fn allow_origin(&self, headers: &mut HeaderMap) {
+        if let Some(origin) = &self.config.cors_origin {
+            headers.insert("access-control-allow-origin", text_value(origin));
+            let exposed = HeaderValue::from_static(EXPOSED_HEADERS);
+            headers.insert("access-control-expose-headers", exposed);
+        }
+    }
+
+    /// A text in which every configured key is replaced by its label.
+    pub(super) fn masked(&self, text: &str) -> String {
+        self.pool.keys().fold(text.to_owned(), |text, key| {
+            text.replace(self.config.keys[key.0].secret.expose(), self.pool.label(key))
+        })
+    }
+
+    /// Blots out a key that an error body echoes, byte for byte, so that the length stays.
+    pub(super) fn scrub(&self, bytes: &mut [u8]) {
+        let found: Vec<_> = self.keys_in(bytes).collect();
+        found.into_iter().for_each(|place| bytes[place].fill(b'*'));
+    }
+
+    /// Where configured keys stand in `bytes`.
+    fn keys_in<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = std::ops::Range<usize>> + 'a {
+        let keys = self.config.keys.iter().map(|key| key.secret.expose().as_bytes());
+        keys.filter(|key| key.len() >= SHORTEST_TELLTALE).flat_map(|key| {
+            let places = bytes.windows(key.len()).enumerate();
+            places.filter(move |(_, part)| *part == key).map(move |(at, _)| at..at + key.len())
+        })
+    }
+}
+
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|text| {
+        let kind = text.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("text/event-stream")
+    })
+}
+
+/// The value of a header that is a whole number.
+pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.trim().parse().ok()
+}
+
+fn length_of(headers: &HeaderMap) -> Option<u64> {
+    number(headers, CONTENT_LENGTH.as_str())
+}
+
+/// A header value of a text that was checked when it was configured or made.
+fn text_value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static("-"))
+}

@@ -1,0 +1,65 @@
+//! What is told of a request: one line for each slot it left, and one at its end.
+
+use log::info;
+
+use super::{ClientRequest, Kept, Proxy, Task};
+use crate::error::ProxyError;
+use crate::log_text::{Quoted, millis};
+use crate::policy::pool::Slot;
+use crate::policy::verdict::Verdict;
+use crate::relay::{End, Relayed};
+
+/// How a request went, for the log.
+#[derive(Debug, Default)]
+pub(super) struct Story {
+    pub(super) asked: Option<String>,
+    pub(super) attempts: u32,
+    pub(super) slot: Option<Slot>,
+    pub(super) status: u16,
+    pub(super) relayed: Option<Relayed>,
+    pub(super) refusal: Option<ProxyError>,
+    /// Whether something was learned that belongs on disk.
+    pub(super) learned: bool,
+}
+
+impl Proxy {
+    pub(super) fn log_rotation(&self, task: &Task<'_>, to: &Slot, kept: Option<&Kept>) {
+        let Some(from) = &task.story.slot else { return };
+        let why = kept.filter(|kept| kept.slot == *from).map(|kept| &kept.judged);
+        info!(
+            "rotate id={} from={} to={} verdict={} code={} request_id={}",
+            task.request.id,
+            self.pool.show(from),
+            self.pool.show(to),
+            why.map_or(Verdict::QuotaExhausted, |judged| judged.judgement.verdict).name(),
+            Quoted(why.map_or("-", |judged| judged.code())),
+            Quoted(why.map_or("-", |judged| judged.request_id())),
+        );
+    }
+
+    pub(super) fn log(&self, request: &ClientRequest, story: &Story) {
+        let first_byte = story.relayed.as_ref().and_then(|relayed| relayed.first_byte);
+        let first_byte = first_byte.map(|at| millis(at - request.arrived));
+        let end = match (&story.refusal, story.relayed.as_ref().map(|relayed| &relayed.end)) {
+            (Some(error), _) => {
+                format!("refused error={} reason={}", error.code(), Quoted(&error.to_string()))
+            }
+            (None, Some(End::ClientLeft)) => "client_left".to_owned(),
+            (None, Some(End::UpstreamCut(cause))) => format!("cut cause={}", Quoted(cause)),
+            (None, _) => "clean".to_owned(),
+        };
+        info!(
+            "request id={} client={} method=POST path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
+            request.id,
+            request.peer.ip(),
+            Quoted(&request.path),
+            Quoted(story.asked.as_deref().unwrap_or("-")),
+            story.slot.as_ref().map_or_else(|| "-".to_owned(), |slot| self.pool.show(slot)),
+            story.attempts,
+            story.status,
+            first_byte.unwrap_or_else(|| "-".to_owned()),
+            millis(request.arrived.elapsed()),
+            story.relayed.as_ref().map_or(0, |relayed| relayed.bytes),
+        );
+    }
+}
