@@ -1,7 +1,7 @@
 //! The pages of our own: what there is, how the pool stands, which models it has.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
@@ -20,6 +20,8 @@ pub struct Admin {
     scheduler: Arc<Mutex<Scheduler>>,
     store: Arc<Store>,
     started: Timestamp,
+    /// How many slots were available when everything known was on disk.
+    available: AtomicUsize,
     draining: AtomicBool,
 }
 
@@ -27,7 +29,14 @@ impl Admin {
     /// The pages of this process.
     #[must_use]
     pub fn new(scheduler: Arc<Mutex<Scheduler>>, store: Arc<Store>) -> Self {
-        Self { scheduler, store, started: clock::now(), draining: AtomicBool::new(false) }
+        let available = scheduler.lock().available_count(clock::now());
+        Self {
+            scheduler,
+            store,
+            started: clock::now(),
+            available: AtomicUsize::new(available),
+            draining: AtomicBool::new(false),
+        }
     }
 
     /// From now on `/health` says that this process is about to end.
@@ -58,16 +67,21 @@ impl Admin {
         (Head { status, headers, length: Some(body.len() as u64) }, body)
     }
 
+    /// Whoever reads of a cooldown may rely on it, and this page waits for nothing: so it tells of
+    /// none before it is on disk.
     fn health(&self) -> (u16, Value) {
         let scheduler = self.scheduler.lock();
         let pool = scheduler.pool();
+        if self.store.has_tried(scheduler.cooled_revision()) {
+            self.available.store(scheduler.available_count(clock::now()), Ordering::Relaxed);
+        }
         let draining = self.draining.load(Ordering::Relaxed);
         let mut health = json!({
             "ok": !draining,
             "totalKeys": pool.key_count(),
             "modelsPerKey": pool.model_count(),
             "totalSlots": pool.slot_count(),
-            "availableSlots": scheduler.available_count(clock::now()),
+            "availableSlots": self.available.load(Ordering::Relaxed),
             "stateWritable": self.store.is_writable(),
         });
         if draining {

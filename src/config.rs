@@ -2,7 +2,7 @@
 //!
 //! [`Environment::read`] gathers the variables, [`load`] turns them into a [`Config`] or into the
 //! list of everything that is wrong with them. No message, note or `Debug` shows a key. It opens
-//! no file but the `.env` one: whether a path or a URL leads anywhere is found by its user.
+//! no file but `.env` and the certificates: whether a URL leads anywhere is found by its user.
 
 mod dotenv;
 mod environment;
@@ -94,8 +94,8 @@ pub struct Config {
     pub client_timeout: Duration,
     /// How long a stop waits for answers in flight.
     pub shutdown_grace: Duration,
-    /// PEM roots added to the bundled ones.
-    pub ca_file: Option<PathBuf>,
+    /// The roots of `UPSTREAM_CA_FILE` as DER, added to the bundled ones.
+    pub ca_certificates: Vec<Vec<u8>>,
     /// The proxy on the way upstream.
     pub outbound: Option<OutboundProxy>,
     /// The `env_logger` filter.
@@ -150,7 +150,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         stream_idle_timeout: read.seconds("STREAM_IDLE_TIMEOUT_SECONDS", TIMEOUTS),
         client_timeout: read.seconds("CLIENT_TIMEOUT_SECONDS", TIMEOUTS),
         shutdown_grace: read.seconds("SHUTDOWN_GRACE_SECONDS", TIMEOUTS),
-        ca_file: environment.get("UPSTREAM_CA_FILE").map(PathBuf::from),
+        ca_certificates: read.certificates("UPSTREAM_CA_FILE"),
         outbound: read.outbound(),
         log_filter: read.text("RUST_LOG"),
     };
@@ -215,6 +215,15 @@ impl<'a> Reader<'a> {
         flaws.into_iter().for_each(|flaw| self.problem(name, flaw));
         notes.into_iter().for_each(|note| self.note(name, note));
         entries
+    }
+
+    fn certificates(&mut self, name: &str) -> Vec<Vec<u8>> {
+        let Some(path) = self.environment.get(name) else { return Vec::new() };
+        let read = std::fs::read(path).map_err(|error| format!("cannot be read: {error}"));
+        read.and_then(|pem| value::certificates(&pem)).unwrap_or_else(|flaw| {
+            self.problem(name, flaw);
+            Vec::new()
+        })
     }
 
     fn outbound(&mut self) -> Option<OutboundProxy> {
@@ -321,7 +330,7 @@ mod tests {
         for (timeout, seconds) in timeouts {
             assert_eq!(timeout, Duration::from_secs(seconds));
         }
-        assert_eq!((config.ca_file, config.outbound), (None, None));
+        assert_eq!((config.ca_certificates, config.outbound), (Vec::new(), None));
         assert_eq!(config.log_filter, "info");
     }
 
@@ -349,7 +358,7 @@ mod tests {
             ("STREAM_IDLE_TIMEOUT_SECONDS", "1"),
             ("CLIENT_TIMEOUT_SECONDS", "1"),
             ("SHUTDOWN_GRACE_SECONDS", "1"),
-            ("UPSTREAM_CA_FILE", "/tmp/ca.pem"),
+            ("UPSTREAM_CA_FILE", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/ca.pem")),
             ("HTTP_PROXY", "http://127.0.0.1:1"),
             ("HTTPS_PROXY", "http://127.0.0.1:2"),
             ("ALL_PROXY", "http://127.0.0.1:3"),
@@ -523,7 +532,9 @@ mod tests {
                 assert_eq!(assignment.value, default, "{}", variable.name);
             }
         }
-        let pairs = parsed.assignments.into_iter().map(|it| (it.name, it.value));
+        // The certificates of the example are on nobody's disk.
+        let there = parsed.assignments.into_iter().filter(|it| it.name != "UPSTREAM_CA_FILE");
+        let pairs = there.map(|it| (it.name, it.value));
         assert!(load(&Environment::from_pairs(pairs)).is_ok());
     }
 }

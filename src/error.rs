@@ -83,6 +83,8 @@ pub enum ProxyError {
     Malformed(&'static str),
     /// Every worker is busy and the queue is full, or the bodies in memory reach their limit.
     Overloaded,
+    /// The process ends, and waits for answers no longer.
+    Stopping,
     /// No slot is available.
     AllCooling {
         /// When the first cooldown ends.
@@ -123,7 +125,7 @@ impl ProxyError {
             Self::Body(_) | Self::Malformed(_) | Self::Model => 400,
             Self::Encoded { .. } => 415,
             Self::TooLarge { .. } => 413,
-            Self::Overloaded | Self::AllCooling { .. } => 503,
+            Self::Overloaded | Self::Stopping | Self::AllCooling { .. } => 503,
             Self::Unreachable { .. } | Self::KeyRejected { .. } => 502,
             Self::TimedOut { .. } => 504,
         }
@@ -134,7 +136,7 @@ impl ProxyError {
     pub fn headers(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::WrongMethod { allow } => vec![("allow", (*allow).to_owned())],
-            Self::Overloaded => vec![("retry-after", "1".to_owned())],
+            Self::Overloaded | Self::Stopping => vec![("retry-after", "1".to_owned())],
             Self::AllCooling { until, now, .. } => {
                 let seconds = seconds_until(*until, *now);
                 let mut headers = vec![("retry-after", seconds.to_string())];
@@ -177,6 +179,7 @@ impl ProxyError {
             Self::Encoded { .. } => "unsupported_content_encoding",
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded => "overloaded",
+            Self::Stopping => "stopping",
             Self::AllCooling { .. } => "free_quota_exhausted",
             Self::Unreachable { .. } => "upstream_unreachable",
             Self::TimedOut { .. } => "upstream_timeout",
@@ -196,7 +199,7 @@ impl ProxyError {
             Self::Unauthorized => "authentication_error",
             Self::NotFound => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
-            Self::Overloaded | Self::AllCooling { .. } => "overloaded_error",
+            Self::Overloaded | Self::Stopping | Self::AllCooling { .. } => "overloaded_error",
             Self::Unreachable { .. } | Self::KeyRejected { .. } | Self::TimedOut { .. } => {
                 "api_error"
             }
@@ -229,6 +232,7 @@ impl fmt::Display for ProxyError {
                 write!(f, "the request body is larger than {limit} bytes (MAX_BODY_BYTES)")
             }
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
+            Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),
             Self::AllCooling { until, now, slots } => write!(
                 f,
                 "the free quota of every slot is used up ({slots} of {slots} cooling); the first is tried again in {}, at {until}",

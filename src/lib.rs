@@ -11,46 +11,54 @@
 //! | room | owns |
 //! | --- | --- |
 //! | [`cli`], `main.rs` | what was typed, signals, the final error |
-//! | [`service`], [`demo`] | the process: start, watch, stop; the demo around it |
-//! | [`server`] | connections: the only user of tiny_http |
-//! | [`proxy`], [`admin`] | one request from head to last byte; the pages of our own |
-//! | [`relay`], [`upstream`], [`store`] | bytes back to the client; the only user of ureq; the state file |
-//! | [`policy`] | every decision, pure: pool, scheduler, verdict, route, body, headers, events, the file's schema |
-//! | [`config`], [`error`], [`logging`], [`log_text`], [`secret`], [`clock`] | what everybody needs |
+//! | [`demo`] | the service in front of the stand-in |
+//! | [`service`] | the process: start, watch, stop |
+//! | `server` | connections: the only user of tiny_http |
+//! | `proxy`, `admin` | one request from head to last byte; the pages of our own |
+//! | `relay`, `upstream`, `store` | bytes back to the client; the only user of ureq; the state file |
+//! | [`error`] | what the operator and clients are told |
+//! | [`config`] | the environment, checked |
+//! | `policy` | every decision, pure: pool, scheduler, benches, verdict, failover, route, body, headers, events, the file's schema |
+//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`] | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
 //! # Threads
 //!
 //! | thread | runs | may block on |
 //! | --- | --- | --- |
-//! | main | [`service::Service::run`] | signals, the drain |
-//! | intake | `server::intake` | the library's queue of requests, nothing else |
-//! | worker-N | [`proxy::Proxy::serve`] | upstream, the client's socket, the state file (all with limits) |
+//! | main | [`service::Service::run`] | signals, its own `/health` every 10 s, the drain |
+//! | ctrl-c | `main.rs`'s handler | signals |
+//! | intake | `server::gate`, `server::intake` | the library's queue of requests, nothing else |
+//! | worker-N | `proxy::Proxy::serve` | upstream, the client's socket, the state file (all with limits) |
 //! | receiver | `server::bodies` | a client that sends its body slowly |
-//! | responder | [`admin`]'s pages and refusals | a client that takes them slowly |
+//! | responder | `admin`'s pages, refusals without a body | a client that takes them slowly |
+//! | refuser | `server::refusals` | a refused client that goes on sending |
+//! | undertaker | drops requests of connections that are shut | nothing for long |
+//! | reaper | `server::reaper` | nothing; a self-connection when the library seems dead |
 //! | poker | `server::intake` | a connection to ourselves |
-//! | state-writer | [`store::Store::run`] | the disk |
+//! | state-writer | `store::Store::run` | the disk |
 //! | resolver | `upstream::resolver` | DNS, for a name that is already known |
 //! | unnamed | tiny_http: one accepts, one per connection reads | clients |
 //!
 //! The scheduler stands behind one mutex that is held for single questions and never over IO.
 //! Who holds the store's lock may take the scheduler's, not the other way round.
 
-pub mod admin;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod demo;
 pub mod error;
-pub mod log_text;
 pub mod logging;
 pub mod panics;
+pub mod service;
+pub mod standin;
+
+pub mod admin;
+pub mod log_text;
 pub mod policy;
 pub mod proxy;
 pub mod relay;
 pub mod secret;
 pub mod server;
-pub mod service;
-pub mod standin;
 pub mod store;
 pub mod upstream;

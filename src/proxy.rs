@@ -226,7 +226,11 @@ impl Proxy {
             Next::AllCooling { until, slots } => {
                 Err(ProxyError::AllCooling { until, now: moment.calendar, slots })
             }
-            Next::NoneLeft => Err(ProxyError::Overloaded),
+            // Cooldowns so short that some ended while this request went on.
+            Next::NoneLeft => {
+                let (now, slots) = (moment.calendar, self.pool.slot_count());
+                Err(ProxyError::AllCooling { until: now, now, slots })
+            }
         }
     }
 
@@ -265,6 +269,7 @@ impl Proxy {
                 story.relayed = Some(Relayed { end, bytes: 0, first_byte: None });
                 Ok(())
             }
+            FailureKind::Stopping => Err(ProxyError::Stopping),
             FailureKind::TimedOut => Err(ProxyError::TimedOut { cause: error.cause }),
             FailureKind::Broken => Err(ProxyError::Unreachable { cause: error.cause }),
         }

@@ -8,6 +8,7 @@
 //! - `listener`: the socket, and the options that accepted sockets inherit
 //! - `gate`: the library's server, and its successor when it dies
 //! - `intake`: what is decided about each request
+//! - `errands`: what is then done for it, by those who may wait for its client
 //! - `connections`: one request of a connection at a time, and what each is doing
 //! - `head`: what a request's head says, and whether it can be believed
 //! - `bodies`: receiving them, and the memory that they may take
@@ -22,6 +23,7 @@ mod answer;
 mod bodies;
 mod connections;
 mod crew;
+mod errands;
 mod fd;
 mod gate;
 mod head;

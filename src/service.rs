@@ -51,6 +51,7 @@ impl Service {
         let Loaded { config, notes } = loaded;
         let config = Arc::new(config);
         notes.iter().for_each(|note| warn!("configuration {note}"));
+        let upstream = Upstream::new(&config)?;
         let now = clock::now();
         let (store, file) = Store::open(&config.state_path, now)?;
         let newest = file.newest_change();
@@ -59,7 +60,6 @@ impl Service {
         let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
         doubt_the_clock(&scheduler, config.cooldown, newest, now);
         let (store, scheduler) = (Arc::new(store), Arc::new(Mutex::new(scheduler)));
-        let upstream = Upstream::new(&config)?;
         let listening = server::bind(&config.host, config.port, config.client_timeout)?;
         let system = |error| StartupError::System(format!("failed to start a thread: {error}"));
         let (disk, state) = (Arc::clone(&store), Arc::clone(&scheduler));
@@ -98,8 +98,8 @@ impl Service {
             }
             Event::Broken(thread) => Err(Broken(thread)),
         };
-        self.store.commit(&self.scheduler);
-        info!("stopped state_written={}", self.store.is_writable());
+        let is_written = self.store.commit(&self.scheduler);
+        info!("stopped state_written={is_written}");
         outcome
     }
 

@@ -42,9 +42,12 @@ struct Progress {
     wanted: u64,
     /// The newest revision that was tried.
     tried: u64,
+    /// The newest revision that is on disk.
+    written: u64,
     /// Whether the last try failed.
     failing: bool,
-    closing: bool,
+    /// Somebody has waited in vain for the write that is under way: nobody else has to.
+    hanging: bool,
 }
 
 impl Store {
@@ -74,7 +77,14 @@ impl Store {
     /// Whether the last write reached the disk.
     #[must_use]
     pub fn is_writable(&self) -> bool {
-        !self.progress.lock().failing
+        let progress = self.progress.lock();
+        !progress.failing && !progress.hanging
+    }
+
+    /// Whether this revision is on disk, or is known not to get there for now.
+    #[must_use]
+    pub fn has_tried(&self, revision: u64) -> bool {
+        self.progress.lock().tried >= revision
     }
 
     /// Asks for a write and does not wait.
@@ -86,53 +96,48 @@ impl Store {
         }
     }
 
-    /// Waits until `revision` is on disk, or could not be written, or two seconds are over.
-    pub fn wait(&self, revision: u64) {
+    /// Waits until `revision` is on disk, or could not be written, or two seconds are over: on a
+    /// hung disk the first who waits learns it for all. Says whether it is on disk.
+    pub fn wait(&self, revision: u64) -> bool {
         let deadline = clock::instant() + LONGEST_WAIT;
         let mut progress = self.progress.lock();
-        while progress.tried < revision {
+        while progress.tried < revision && !progress.hanging {
             if self.written.wait_until(&mut progress, deadline).timed_out() {
-                return;
+                progress.hanging = progress.tried < revision;
+                if progress.hanging {
+                    warn!("state written=pending file={}: the disk hangs", self.path().display());
+                }
+                break;
             }
         }
+        progress.written >= revision
     }
 
-    /// Puts everything that has happened so far on disk.
-    pub fn commit(&self, scheduler: &Mutex<Scheduler>) {
+    /// Puts everything that has happened so far on disk; says whether it is there.
+    pub fn commit(&self, scheduler: &Mutex<Scheduler>) -> bool {
         let revision = scheduler.lock().revision();
         self.request(revision);
-        self.wait(revision);
+        self.wait(revision)
     }
 
-    /// The writer's life: until [`Store::close`], it writes whatever was asked for.
+    /// The writer's life: it writes whatever was asked for.
     pub fn run(&self, scheduler: &Mutex<Scheduler>) {
-        while self.await_work() {
+        loop {
+            self.await_work();
             let snapshot = scheduler.lock().snapshot();
             let outcome = self.place.write(&snapshot.to_file().to_bytes(), clock::now());
             self.record(snapshot.revision, &outcome);
         }
     }
 
-    /// Ends the writer, after what has been asked for.
-    pub fn close(&self) {
-        self.progress.lock().closing = true;
-        self.wanted.notify_one();
-    }
-
-    /// Blocks until there is something to write; `false` when there will be nothing any more.
-    fn await_work(&self) -> bool {
+    /// Blocks until there is something to write, or a failed write is to be tried again.
+    fn await_work(&self) {
         let mut progress = self.progress.lock();
-        loop {
-            if progress.wanted > progress.tried {
-                return true;
-            }
-            if progress.closing {
-                return false;
-            }
+        while progress.wanted <= progress.tried {
             if !progress.failing {
                 self.wanted.wait(&mut progress);
             } else if self.wanted.wait_for(&mut progress, RETRY_AFTER).timed_out() {
-                return true;
+                return;
             }
         }
     }
@@ -141,6 +146,10 @@ impl Store {
         let failed_before = {
             let mut progress = self.progress.lock();
             progress.tried = progress.tried.max(revision);
+            if outcome.is_ok() {
+                progress.written = progress.written.max(revision);
+            }
+            progress.hanging = false;
             self.written.notify_all();
             std::mem::replace(&mut progress.failing, outcome.is_err())
         };
@@ -165,7 +174,6 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::thread::JoinHandle;
 
     use super::*;
     use crate::clock::Moment;
@@ -180,9 +188,9 @@ mod tests {
         Arc::new(Mutex::new(Scheduler::new(pool, cooldown, state, Timestamp(1_000))))
     }
 
-    fn spawn_writer(store: &Arc<Store>, scheduler: &Arc<Mutex<Scheduler>>) -> JoinHandle<()> {
+    fn spawn_writer(store: &Arc<Store>, scheduler: &Arc<Mutex<Scheduler>>) {
         let (store, scheduler) = (Arc::clone(store), Arc::clone(scheduler));
-        std::thread::spawn(move || store.run(&scheduler))
+        std::thread::spawn(move || store.run(&scheduler));
     }
 
     fn exhaust(scheduler: &Mutex<Scheduler>) {
@@ -201,21 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn a_committed_change_is_in_the_file_and_is_read_again() {
+    fn a_committed_change_is_in_the_file() {
         let folder = Folder::new();
         let path = folder.path().join("deep/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler_1) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(&store, &scheduler_1);
+        spawn_writer(&store, &scheduler_1);
         exhaust(&scheduler_1);
         store.commit(&scheduler_1);
         let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!(written, scheduler_1.lock().snapshot().to_file());
-        store.close();
-        writer.join().unwrap();
-        drop(store);
-        let (_, again) = Store::open(&path, Timestamp(0)).unwrap();
-        assert_eq!(again, written);
     }
 
     #[test]
@@ -224,7 +227,7 @@ mod tests {
         let path = folder.path().join("state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(&store, &scheduler);
+        spawn_writer(&store, &scheduler);
         std::thread::scope(|scope| {
             for _ in 0..16 {
                 scope.spawn(|| {
@@ -240,8 +243,23 @@ mod tests {
                 });
             }
         });
-        store.close();
-        writer.join().unwrap();
+    }
+
+    #[test]
+    fn on_a_hung_disk_one_waits_and_nobody_after_it() {
+        let folder = Folder::new();
+        let path = folder.path().join("state.json");
+        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
+        // No writer: whatever is asked for stays pending.
+        let scheduler = scheduler(state);
+        assert!(!store.commit(&scheduler) && !store.is_writable());
+        let started = clock::instant();
+        for _ in 0..100 {
+            assert!(!store.commit(&scheduler));
+        }
+        assert!(started.elapsed() < LONGEST_WAIT, "only the first had to wait");
+        store.record(scheduler.lock().revision(), &Ok(()));
+        assert!(store.commit(&scheduler) && store.is_writable());
     }
 
     #[test]
@@ -250,13 +268,11 @@ mod tests {
         let path = folder.path().join("inner/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(&store, &scheduler);
+        spawn_writer(&store, &scheduler);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         exhaust(&scheduler);
         store.commit(&scheduler);
         assert!(store.is_writable() && path.exists());
-        store.close();
-        writer.join().unwrap();
     }
 
     #[test]
@@ -265,7 +281,7 @@ mod tests {
         let path = folder.path().join("inner/state.json");
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         let (store, scheduler) = (Arc::new(store), scheduler(state));
-        let writer = spawn_writer(&store, &scheduler);
+        spawn_writer(&store, &scheduler);
         // A file where the folder was: nothing can be written there, not even by root.
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path.parent().unwrap(), "in the way").unwrap();
@@ -278,7 +294,5 @@ mod tests {
         assert!(store.is_writable());
         let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
         assert_eq!(written, scheduler.lock().snapshot().to_file());
-        store.close();
-        writer.join().unwrap();
     }
 }

@@ -11,13 +11,14 @@ mod transport;
 use std::error::Error as _;
 use std::fmt;
 use std::io::{self, Read};
-use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Proxy, SendBody, Timeout};
 
@@ -40,7 +41,8 @@ const BUFFER: usize = 16 * 1024;
 const MAX_IDLE: Duration = Duration::from_secs(30);
 
 /// Hosts that are never reached through an outbound proxy (ureq's `NO_PROXY` patterns).
-const LOOPBACK: [&str; 3] = ["localhost", "127.*", "[::1]"];
+const LOOPBACK: [&str; 7] =
+    ["localhost", "localhost.", "*.localhost", "ip6-localhost", "127.*", "[::1]", "[::ffff:127.*"];
 
 /// The way to DashScope.
 #[derive(Debug, Clone)]
@@ -48,6 +50,7 @@ pub struct Upstream {
     agent: Agent,
     head_limit: Duration,
     idle_limit: Duration,
+    is_stopping: Arc<AtomicBool>,
 }
 
 /// An answer whose body is still to be read.
@@ -83,6 +86,8 @@ pub enum FailureKind {
     TimedOut,
     /// The client left, and the call was given up.
     ClientLeft,
+    /// We interrupted it, because the process ends.
+    Stopping,
     /// Everything else: DNS, connect, TLS, reset.
     Broken,
 }
@@ -91,14 +96,11 @@ impl Upstream {
     /// Builds the agent.
     ///
     /// # Errors
-    /// When `UPSTREAM_CA_FILE` cannot be read or holds no certificate, or the outbound proxy
-    /// cannot be used.
+    /// When the outbound proxy cannot be used.
     pub fn new(config: &Config) -> Result<Self, StartupError> {
-        let roots = match &config.ca_file {
-            Some(path) => {
-                roots_with(path).map_err(|text| misconfigured("UPSTREAM_CA_FILE", text))?
-            }
-            None => RootCerts::WebPki,
+        let roots = match config.ca_certificates.as_slice() {
+            [] => RootCerts::WebPki,
+            own => roots_with(own),
         };
         let proxy = config.outbound.as_ref().map(outbound).transpose()?;
         let agent_config = Agent::config_builder()
@@ -128,6 +130,7 @@ impl Upstream {
             agent: Agent::with_parts(agent_config, chain, resolver),
             head_limit: config.upstream_timeout,
             idle_limit: config.stream_idle_timeout,
+            is_stopping: Arc::default(),
         })
     }
 
@@ -148,7 +151,7 @@ impl Upstream {
             .body(SendBody::from_reader(&mut reader))
             .map_err(|error| CallError::broken(format!("unusable URL: {error}")))?;
         *request.headers_mut() = headers;
-        let response = self.agent.run(request).map_err(|error| CallError::of(&error))?;
+        let response = self.agent.run(request).map_err(|error| self.failure(&error))?;
         exchange::head_arrived(self.idle_limit);
         let (parts, body) = response.into_parts();
         let reader = body.into_with_config().limit(u64::MAX).reader();
@@ -161,7 +164,17 @@ impl Upstream {
 
     /// Interrupts every call in flight and refuses new ones.
     pub fn shut_down(&self) {
+        self.is_stopping.store(true, Ordering::Relaxed);
         self.agent.clone().shutdown();
+    }
+
+    fn failure(&self, error: &ureq::Error) -> CallError {
+        let mut failure = CallError::of(error);
+        if self.is_stopping.load(Ordering::Relaxed) {
+            failure.kind = FailureKind::Stopping;
+            failure.repeatable = false;
+        }
+        failure
     }
 }
 
@@ -278,39 +291,19 @@ fn io_in_words(error: &io::Error) -> String {
     }
 }
 
-/// A setting that only its use shows to be wrong.
-fn misconfigured(subject: &str, text: String) -> StartupError {
-    StartupError::Config(ConfigError { problems: vec![Problem::new(subject, text)] })
-}
-
-/// The bundled roots and those of a PEM file.
-fn roots_with(path: &Path) -> Result<RootCerts, String> {
-    let shown = path.display();
-    let pem = std::fs::read(path).map_err(|error| format!("failed to read `{shown}`: {error}"))?;
-    let mut own = Vec::new();
-    for item in parse_pem(&pem) {
-        match item {
-            Ok(PemItem::Certificate(certificate)) => own.push(certificate),
-            Ok(_) => {}
-            Err(error) => {
-                return Err(format!("failed to parse `{shown}`: {error}"));
-            }
-        }
-    }
-    if own.is_empty() {
-        return Err(format!("`{shown}` holds no certificate"));
-    }
-    let bundled = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
-    Ok(bundled.map(|root| Certificate::from_der(root)).chain(own).collect::<Vec<_>>().into())
+/// The bundled roots and these.
+fn roots_with(own: &[Vec<u8>]) -> RootCerts {
+    let bundled = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter().map(|root| root.as_ref());
+    let all = bundled.chain(own.iter().map(Vec::as_slice));
+    all.map(|der| Certificate::from_der(der).to_owned()).collect::<Vec<_>>().into()
 }
 
 /// ureq's proxy, with loopback kept out of it.
 fn outbound(settings: &OutboundProxy) -> Result<Proxy, StartupError> {
     let unusable = |error: ureq::Error| {
-        StartupError::System(format!(
-            "the outbound proxy {} is unusable: {error}",
-            settings.shown()
-        ))
+        let text = format!("{} is unusable: {error}", settings.shown());
+        let problems = vec![Problem::new("the outbound proxy", text)];
+        StartupError::Config(ConfigError { problems })
     };
     let parsed = Proxy::new(settings.url.expose()).map_err(unusable)?;
     let mut builder = Proxy::builder(parsed.protocol()).host(parsed.host()).port(parsed.port());

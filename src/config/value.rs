@@ -8,6 +8,9 @@ use std::str::FromStr;
 
 use super::AuthMode;
 use super::url::{Origin, UrlError, is_host_name};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+
 use crate::policy::failover::Failover;
 use crate::secret::Secret;
 
@@ -42,6 +45,16 @@ pub(super) fn host(text: &str) -> Result<String, &'static str> {
 }
 
 /// Reads how the key is sent upstream.
+/// The certificates of a PEM file, as DER.
+pub(super) fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    let parsed = CertificateDer::pem_slice_iter(pem).map(|item| item.map(|der| der.to_vec()));
+    match parsed.collect::<Result<Vec<_>, _>>() {
+        Ok(certificates) if certificates.is_empty() => Err("holds no PEM certificate".to_owned()),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(format!("cannot be parsed: {error}")),
+    }
+}
+
 pub(super) fn failover(text: &str) -> Result<Failover, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "on" => Ok(Failover::On),

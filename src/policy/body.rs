@@ -106,14 +106,8 @@ pub struct Edited<'a> {
 impl Edited<'_> {
     /// How long it is, in bytes.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.before.len() + self.patch.len() + self.after.len()
-    }
-
-    /// Never true: a JSON object has at least its braces.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// All its bytes, in order.

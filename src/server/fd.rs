@@ -7,7 +7,7 @@
 //! A number may be closed and given to something else at any time, so the peer is checked right
 //! before acting, and nothing here closes a descriptor but [`Descriptors::close`].
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, RawFd};
 
 use log::warn;
@@ -267,12 +267,12 @@ fn client_of(fd: RawFd, port: u16) -> Option<SocketAddr> {
     socket::getpeername::<SockaddrStorage>(fd).ok().and_then(address)
 }
 
+/// The address as std tells it, scope and all: a link-local client has one.
 fn address(storage: SockaddrStorage) -> Option<SocketAddr> {
     if let Some(v4) = storage.as_sockaddr_in() {
-        return Some(SocketAddr::new(v4.ip().into(), v4.port()));
+        return Some(SocketAddrV4::from(*v4).into());
     }
-    let v6 = storage.as_sockaddr_in6()?;
-    Some(SocketAddr::new(v6.ip().into(), v6.port()))
+    Some(SocketAddrV6::from(*storage.as_sockaddr_in6()?).into())
 }
 
 /// Raises the limit on descriptors to what the system allows, and tells it.
@@ -305,4 +305,17 @@ fn is_closed_by_peer(peer: SocketAddr, port: u16) -> bool {
         (local.ends_with(&near) && remote.ends_with(&far)).then_some(state)
     });
     states.all(|state| state != ESTABLISHED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_the_one_that_std_tells() {
+        for text in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "[fe80::1%7]:80"] {
+            let told: SocketAddr = text.parse().unwrap();
+            assert_eq!(address(SockaddrStorage::from(told)), Some(told), "{text}");
+        }
+    }
 }

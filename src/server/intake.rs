@@ -4,17 +4,15 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use http::{HeaderMap, HeaderValue};
-use log::{debug, error, info};
+use log::{debug, error};
 use tiny_http::Request;
 
 use super::Once;
-use super::answer::{self, Answer};
-use super::bodies::{self, Budget, ReceiveError, Received};
+use super::bodies::{Budget, Received};
 use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
 use super::fd::Descriptors;
@@ -26,11 +24,9 @@ use crate::admin::Admin;
 use crate::clock;
 use crate::config::Config;
 use crate::error::ProxyError;
-use crate::log_text::{Quoted, millis};
 use crate::panics::{Alarm, fault_point};
 use crate::policy::route::{self, Endpoint, Local, Route};
-use crate::proxy::{ClientRequest, Proxy};
-use crate::relay;
+use crate::proxy::Proxy;
 
 /// Threads that write our own pages.
 const RESPONDERS: usize = 16;
@@ -49,9 +45,9 @@ const POKE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Everything that the front's threads share.
 pub(super) struct Front {
-    config: Arc<Config>,
-    proxy: Arc<Proxy>,
-    admin: Arc<Admin>,
+    pub(super) config: Arc<Config>,
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) admin: Arc<Admin>,
     pub(super) gate: Gate,
     pub(super) descriptors: Arc<Descriptors>,
     pub(super) connections: Connections,
@@ -59,22 +55,22 @@ pub(super) struct Front {
     refusers: Arc<Crew>,
     receivers: Arc<Crew>,
     /// Drops what may not be dropped anywhere else, in order.
-    undertakers: Arc<Crew>,
+    pub(super) undertakers: Arc<Crew>,
     jobs: Sender<Job>,
     admission: Arc<Admission>,
-    budget: Arc<Budget>,
+    pub(super) budget: Arc<Budget>,
     pokes: Sender<()>,
     draining: Once,
-    next_id: AtomicU64,
+    pub(super) next_id: AtomicU64,
 }
 
 /// A request whose turn it is, with what its head says.
 #[derive(Debug)]
 pub(super) struct Pending {
-    request: Request,
-    head: Head,
-    arrived: Instant,
-    turn: Turn,
+    pub(super) request: Request,
+    pub(super) head: Head,
+    pub(super) arrived: Instant,
+    pub(super) turn: Turn,
 }
 
 /// What a request is for.
@@ -96,7 +92,7 @@ impl Turn {
         self.front.is_draining()
     }
 
-    fn turn_to(&self, activity: Activity) {
+    pub(super) fn turn_to(&self, activity: Activity) {
         self.front.connections.turn_to(self.peer, activity, clock::instant());
     }
 }
@@ -202,7 +198,7 @@ impl Front {
 
     /// Drops a request of a connection that is shut. In one thread and in order, because a drop
     /// waits for the answers before it.
-    fn bury(&self, request: Request) {
+    pub(super) fn bury(&self, request: Request) {
         self.undertakers.give(move || {
             refusals::dispose(request);
         });
@@ -254,32 +250,13 @@ impl Front {
         }
     }
 
-    /// Waits for a body, on a receiver.
-    fn receive(self: &Arc<Self>, mut pending: Pending, endpoint: Endpoint) {
-        match self.read_body(&mut pending) {
-            Ok(body) => self.enter(pending, endpoint, Some(body)),
-            Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
-            Err(ReceiveError::Broken) => self.abandon(pending),
-        }
-    }
-
-    /// The client broke off in its body: there is nobody to answer.
-    fn abandon(&self, pending: Pending) {
-        debug!("broken client={} in=body", pending.head.peer.ip());
-        self.connections.condemn(pending.head.peer);
-        self.descriptors.shut(pending.head.peer);
-        self.bury(pending.request);
-    }
-
-    fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
-        let Pending { request, head, turn, .. } = pending;
-        let begun = clock::instant();
-        let progress = |bytes| turn.turn_to(Activity::Sending { begun, bytes });
-        bodies::receive(request, head.length, self.config.max_body_bytes, &self.budget, progress)
-    }
-
     /// Lets a request in to the workers, or refuses it when they and their queue are full.
-    fn enter(self: &Arc<Self>, pending: Pending, endpoint: Endpoint, body: Option<Received>) {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        pending: Pending,
+        endpoint: Endpoint,
+        body: Option<Received>,
+    ) {
         let Some(ticket) = self.admission.enter() else {
             return self.give_refusal(pending, ProxyError::Overloaded);
         };
@@ -290,66 +267,8 @@ impl Front {
         }
     }
 
-    /// Serves a request, on a worker.
-    pub(super) fn serve(self: &Arc<Self>, job: Job) {
-        let Job { mut pending, endpoint, body, ticket: _ticket } = job;
-        let body = match body {
-            Some(body) => body,
-            None => match self.read_body(&mut pending) {
-                Ok(body) => body,
-                Err(ReceiveError::Refused(error)) => return self.give_refusal(pending, error),
-                Err(ReceiveError::Broken) => return self.abandon(pending),
-            },
-        };
-        pending.turn.turn_to(Activity::Served);
-        let Received { bytes, share: _share } = body;
-        let headers = head::header_pairs(&pending.request)
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect();
-        let request = ClientRequest {
-            id: self.next_id.fetch_add(1, Ordering::Relaxed),
-            peer: pending.head.peer,
-            path: pending.head.path.clone(),
-            query: pending.head.query.clone(),
-            headers,
-            body: bytes,
-            endpoint,
-            arrived: pending.arrived,
-        };
-        self.proxy.serve(request, Box::new(self.answer_to(pending)));
-    }
-
-    fn answer_to(&self, pending: Pending) -> Answer {
-        let Pending { request, head, turn, .. } = pending;
-        let descriptors = Arc::clone(&self.descriptors);
-        Answer::new(request, &head, descriptors, turn)
-    }
-
-    fn page(&self, pending: Pending, local: Local) {
-        let (mut page, body) = self.admin.page(local, pending.head.protocol);
-        self.proxy.allow_origin(&mut page.headers);
-        self.respond(pending, &page, &body);
-    }
-
-    /// Answers a browser's question with whatever it asks for: the key is checked later.
-    fn preflight(&self, pending: Pending) {
-        let mut headers = HeaderMap::new();
-        self.proxy.allow_origin(&mut headers);
-        if self.config.cors_origin.is_some() {
-            let asked = head::header(&pending.request, "access-control-request-headers");
-            let asked = asked.and_then(|value| HeaderValue::from_str(value).ok());
-            let allowed = asked.unwrap_or(HeaderValue::from_static("*"));
-            headers.insert("access-control-allow-headers", allowed);
-            let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
-            headers.insert("access-control-allow-methods", methods);
-            headers.insert("access-control-max-age", HeaderValue::from_static("86400"));
-        }
-        let head = relay::Head { status: 204, headers, length: None };
-        self.respond(pending, &head, b"");
-    }
-
     /// Hands a refusal to whoever may wait for its client.
-    fn give_refusal(self: &Arc<Self>, pending: Pending, error: ProxyError) {
+    pub(super) fn give_refusal(self: &Arc<Self>, pending: Pending, error: ProxyError) {
         let front = Arc::clone(self);
         if pending.body_is_here() {
             self.responders.give(move || front.refuse(pending, &error));
@@ -357,53 +276,10 @@ impl Front {
             self.refusers.give(move || front.refuse(pending, &error));
         }
     }
-
-    fn refuse(&self, pending: Pending, error: &ProxyError) {
-        let (head, body) = self.proxy.error_answer(error, pending.head.protocol);
-        info!(
-            "refused client={} method={} path={} status={} error={} total_ms={}",
-            pending.head.peer.ip(),
-            Quoted(&pending.head.method),
-            Quoted(&pending.head.path),
-            head.status,
-            error.code(),
-            millis(pending.arrived.elapsed()),
-        );
-        if refusals::is_harmless(&pending.head, &pending.request) {
-            return self.respond(pending, &head, &body);
-        }
-        let Pending { request, head: asked, turn, .. } = pending;
-        turn.turn_to(Activity::Lingering);
-        // What the client sends from here on would be taken for another request.
-        self.connections.condemn(asked.peer);
-        let answer = answer::whole(&head, &body);
-        refusals::refuse_past_library(
-            &self.descriptors,
-            &self.undertakers,
-            &asked,
-            request,
-            &answer,
-        );
-    }
-
-    fn respond(&self, pending: Pending, head: &relay::Head, body: &[u8]) {
-        debug!(
-            "local client={} method={} path={} status={}",
-            pending.head.peer.ip(),
-            Quoted(&pending.head.method),
-            Quoted(&pending.head.path),
-            head.status
-        );
-        if !pending.body_is_here() {
-            // The library reads the rest of the body away first.
-            pending.turn.turn_to(Activity::Sending { begun: pending.arrived, bytes: 0 });
-        }
-        self.answer_to(pending).respond(head, body);
-    }
 }
 
 impl Pending {
-    fn body_is_here(&self) -> bool {
+    pub(super) fn body_is_here(&self) -> bool {
         self.head.body_is_here(&self.request)
     }
 }

@@ -8,6 +8,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{info, warn};
+use parking_lot::Mutex;
 
 use super::beside;
 use crate::clock::Timestamp;
@@ -16,12 +17,15 @@ use crate::policy::state::StateFile;
 /// Only the owner may read and write: error messages of upstream are nobody else's business.
 const MODE: u32 = 0o600;
 
+/// How many symbolic links are followed, as many as Linux does.
+const MOST_LINKS: usize = 40;
+
 /// The state file of this process.
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
     /// Held, not read: the lock goes with it. `None` where no lock file can be made.
-    _lock: Option<File>,
+    lock: Mutex<Option<File>>,
     /// Set once renaming has proved impossible (a bind-mounted single file).
     in_place: AtomicBool,
 }
@@ -29,14 +33,15 @@ pub(super) struct Place {
 impl Place {
     /// Makes the folder, takes the lock, and removes temporary files of earlier runs.
     pub(super) fn take(path: &Path) -> Result<Self, String> {
-        // A rename would replace a symbolic link by a file: write to what it points to.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let path = behind_links(path);
         if let Err(error) = fs::create_dir_all(folder_of(&path)) {
             warn!("state folder={} error=\"{error}\"", folder_of(&path).display());
         }
         let lock = lock(&path)?;
-        remove_stale(&path);
-        Ok(Self { path, _lock: lock, in_place: AtomicBool::new(false) })
+        if lock.is_some() {
+            remove_stale(&path);
+        }
+        Ok(Self { path, lock: Mutex::new(lock), in_place: AtomicBool::new(false) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -78,6 +83,8 @@ impl Place {
         match replace(&self.path, content, now) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::create_dir_all(folder_of(&self.path))?;
+                // The lock went with the folder, and another process may have taken its place.
+                *self.lock.lock() = lock(&self.path).map_err(io::Error::other)?;
                 replace(&self.path, content, now)
             }
             Err(error) if is_mount_point(&error) => {
@@ -91,6 +98,19 @@ impl Place {
             outcome => outcome,
         }
     }
+}
+
+/// What the path leads to: a rename would replace a symbolic link by a file. A link to a file
+/// that is not there yet is followed as well.
+fn behind_links(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(target) => path = folder_of(&path).join(target),
+            Err(_) => break,
+        }
+    }
+    fs::canonicalize(&path).unwrap_or(path)
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -185,6 +205,7 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
 fn write_in_place(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut file =
         OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(MODE))?;
     file.write_all(content)?;
     file.set_len(content.len() as u64)?;
     file.sync_all()
@@ -308,23 +329,37 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_link_is_written_through() {
+    fn a_link_is_written_through_even_to_a_file_that_is_not_there() {
         let folder = Folder::new();
-        let real = folder.path().join("real.json");
-        fs::write(&real, "").unwrap();
-        std::os::unix::fs::symlink(&real, folder.path().join("link.json")).unwrap();
-        let place = Place::take(&folder.path().join("link.json")).unwrap();
-        place.write(b"{}", Timestamp(1)).unwrap();
-        assert_eq!(fs::read_to_string(&real).unwrap(), "{}");
-        assert!(fs::symlink_metadata(folder.path().join("link.json")).unwrap().is_symlink());
+        let (real, link) = (folder.path().join("real.json"), folder.path().join("link.json"));
+        std::os::unix::fs::symlink("real.json", &link).unwrap();
+        let place = Place::take(&link).unwrap();
+        for content in ["{}", "{ }"] {
+            place.write(content.as_bytes(), Timestamp(1)).unwrap();
+            assert_eq!(fs::read_to_string(&real).unwrap(), content);
+            assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        }
     }
 
     #[test]
-    fn writing_in_place_leaves_no_rest_of_a_longer_content() {
+    fn a_folder_made_again_is_locked_again() {
+        let folder = Folder::new();
+        let path = folder.path().join("inner/s.json");
+        let place = Place::take(&path).unwrap();
+        fs::remove_dir_all(folder.path().join("inner")).unwrap();
+        place.write(b"{}", Timestamp(1)).unwrap();
+        assert!(Place::take(&path).unwrap_err().contains("another process"));
+    }
+
+    #[test]
+    fn writing_in_place_leaves_no_rest_and_makes_the_file_private() {
         let folder = Folder::new();
         let path = folder.path().join("s.json");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         write_in_place(&path, b"a long content").unwrap();
         write_in_place(&path, b"short").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "short");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
     }
 }

@@ -163,6 +163,11 @@ pub(super) fn reached(stage: Stage) {
     });
 }
 
+/// Whether the request itself is being sent, and not a connector's own talk.
+pub(super) fn is_sending() -> bool {
+    with(|exchange| !exchange.connecting && exchange.stage == Stage::Sending)
+}
+
 /// How far the call got, and whether its connection had served another call before.
 pub(super) fn progress() -> (Stage, bool) {
     with(|exchange| (exchange.stage, exchange.reused))

@@ -73,7 +73,9 @@ impl<T: Transport> Transport for Sliced<T> {
             }
             let slice = NextTimeout { after: time::Duration::Exact(left.min(SLICE)), ..timeout };
             match self.inner.await_input(slice) {
-                Err(Error::Timeout(_)) if exchange::client_has_left() => {
+                Err(Error::Timeout(_))
+                    if reason != Some(Limit::Pause) && exchange::client_has_left() =>
+                {
                     return Err(io::Error::other("the client left").into());
                 }
                 Err(Error::Timeout(_)) => {}
@@ -131,7 +133,7 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
         if is_outermost {
             exchange::connected();
         }
-        Ok(transport.map(|inner| Tapped { inner: inner.boxed() }))
+        Ok(transport.map(|inner| Tapped { inner: inner.boxed(), refused: false }))
     }
 }
 
@@ -139,6 +141,8 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
 #[derive(Debug)]
 pub(super) struct Tapped {
     inner: Box<dyn Transport>,
+    /// Upstream has stopped taking the request that is being sent.
+    refused: bool,
 }
 
 impl Transport for Tapped {
@@ -148,11 +152,24 @@ impl Transport for Tapped {
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         exchange::reached(Stage::Sending);
-        self.inner.transmit_output(amount, timeout)
+        if self.refused {
+            return Ok(());
+        }
+        match self.inner.transmit_output(amount, timeout) {
+            // Upstream takes no more of the request, and may have said why: ureq goes on to read
+            // its answer. If there is none, reading fails, and the request was not fully sent.
+            Err(Error::Io(error)) if exchange::is_sending() && is_refusal(error.kind()) => {
+                self.refused = true;
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
-        exchange::reached(Stage::Waiting);
+        if !self.refused {
+            exchange::reached(Stage::Waiting);
+        }
         let outcome = self.inner.await_input(timeout).map_err(unmask_reset);
         if let Ok(true) = outcome {
             exchange::reached(Stage::Receiving);
@@ -161,12 +178,18 @@ impl Transport for Tapped {
     }
 
     fn is_open(&mut self) -> bool {
-        self.inner.is_open()
+        !self.refused && self.inner.is_open()
     }
 
     fn is_tls(&self) -> bool {
         self.inner.is_tls()
     }
+}
+
+/// Whether a write failed because the other side has had enough.
+fn is_refusal(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
 }
 
 /// ureq takes a reset for the end of a body that has no length. A cut answer must look cut.

@@ -472,10 +472,13 @@ fn a_ca_file_that_cannot_be_used_is_told_at_start() {
         if let Some(text) = text {
             builder = builder.file("ca.pem", text);
         }
-        let output = builder.run_to_exit();
+        let folder = builder.folder();
+        let output = builder.env("PORT", "99999").run_to_exit();
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success(), "{text:?}: {told}");
-        assert!(told.contains("UPSTREAM_CA_FILE") && told.contains("ca.pem"), "{text:?}: {told}");
+        assert_eq!(output.status.code(), Some(78), "{text:?}: {told}");
+        assert!(told.contains("UPSTREAM_CA_FILE") && !told.contains("ca.pem"), "{text:?}: {told}");
+        assert!(told.contains("PORT"), "all at once: {told}");
+        assert!(!folder.join("proxy-state.json.lock").exists(), "nothing was touched");
     }
 }
 

@@ -1,0 +1,149 @@
+//! What is done for a request by those who may wait for its client: receivers, workers,
+//! responders and refusers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::{HeaderMap, HeaderValue};
+use log::{debug, info};
+
+use super::answer::{self, Answer};
+use super::bodies::{self, ReceiveError, Received};
+use super::connections::Activity;
+use super::head;
+use super::intake::{Front, Pending};
+use super::refusals;
+use super::workers::Job;
+use crate::clock;
+use crate::error::ProxyError;
+use crate::log_text::{Quoted, millis};
+use crate::policy::route::{Endpoint, Local};
+use crate::proxy::ClientRequest;
+use crate::relay;
+
+impl Front {
+    /// Waits for a body, on a receiver.
+    pub(super) fn receive(self: &Arc<Self>, mut pending: Pending, endpoint: Endpoint) {
+        match self.read_body(&mut pending) {
+            Ok(body) => self.enter(pending, endpoint, Some(body)),
+            Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
+            Err(ReceiveError::Broken) => self.abandon(pending),
+        }
+    }
+
+    /// The client broke off in its body: there is nobody to answer.
+    fn abandon(&self, pending: Pending) {
+        debug!("broken client={} in=body", pending.head.peer.ip());
+        self.connections.condemn(pending.head.peer);
+        self.descriptors.shut(pending.head.peer);
+        self.bury(pending.request);
+    }
+
+    fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
+        let Pending { request, head, turn, .. } = pending;
+        let begun = clock::instant();
+        let progress = |bytes| turn.turn_to(Activity::Sending { begun, bytes });
+        bodies::receive(request, head.length, self.config.max_body_bytes, &self.budget, progress)
+    }
+
+    /// Serves a request, on a worker.
+    pub(super) fn serve(self: &Arc<Self>, job: Job) {
+        let Job { mut pending, endpoint, body, ticket: _ticket } = job;
+        let body = match body {
+            Some(body) => body,
+            None => match self.read_body(&mut pending) {
+                Ok(body) => body,
+                Err(ReceiveError::Refused(error)) => return self.give_refusal(pending, error),
+                Err(ReceiveError::Broken) => return self.abandon(pending),
+            },
+        };
+        pending.turn.turn_to(Activity::Served);
+        let Received { bytes, share: _share } = body;
+        let headers = head::header_pairs(&pending.request)
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let request = ClientRequest {
+            id: self.next_id.fetch_add(1, Ordering::Relaxed),
+            peer: pending.head.peer,
+            path: pending.head.path.clone(),
+            query: pending.head.query.clone(),
+            headers,
+            body: bytes,
+            endpoint,
+            arrived: pending.arrived,
+        };
+        self.proxy.serve(request, Box::new(self.answer_to(pending)));
+    }
+
+    fn answer_to(&self, pending: Pending) -> Answer {
+        let Pending { request, head, turn, .. } = pending;
+        let descriptors = Arc::clone(&self.descriptors);
+        Answer::new(request, &head, descriptors, turn)
+    }
+
+    pub(super) fn page(&self, pending: Pending, local: Local) {
+        let (mut page, body) = self.admin.page(local, pending.head.protocol);
+        self.proxy.allow_origin(&mut page.headers);
+        self.respond(pending, &page, &body);
+    }
+
+    /// Answers a browser's question with whatever it asks for: the key is checked later.
+    pub(super) fn preflight(&self, pending: Pending) {
+        let mut headers = HeaderMap::new();
+        self.proxy.allow_origin(&mut headers);
+        if self.config.cors_origin.is_some() {
+            let asked = head::header(&pending.request, "access-control-request-headers");
+            let asked = asked.and_then(|value| HeaderValue::from_str(value).ok());
+            let allowed = asked.unwrap_or(HeaderValue::from_static("*"));
+            headers.insert("access-control-allow-headers", allowed);
+            let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
+            headers.insert("access-control-allow-methods", methods);
+            headers.insert("access-control-max-age", HeaderValue::from_static("86400"));
+        }
+        let head = relay::Head { status: 204, headers, length: None };
+        self.respond(pending, &head, b"");
+    }
+
+    pub(super) fn refuse(&self, pending: Pending, error: &ProxyError) {
+        let (head, body) = self.proxy.error_answer(error, pending.head.protocol);
+        info!(
+            "refused client={} method={} path={} status={} error={} total_ms={}",
+            pending.head.peer.ip(),
+            Quoted(&pending.head.method),
+            Quoted(&pending.head.path),
+            head.status,
+            error.code(),
+            millis(pending.arrived.elapsed()),
+        );
+        if refusals::is_harmless(&pending.head, &pending.request) {
+            return self.respond(pending, &head, &body);
+        }
+        let Pending { request, head: asked, turn, .. } = pending;
+        turn.turn_to(Activity::Lingering);
+        // What the client sends from here on would be taken for another request.
+        self.connections.condemn(asked.peer);
+        let answer = answer::whole(&head, &body);
+        refusals::refuse_past_library(
+            &self.descriptors,
+            &self.undertakers,
+            &asked,
+            request,
+            &answer,
+        );
+    }
+
+    fn respond(&self, pending: Pending, head: &relay::Head, body: &[u8]) {
+        debug!(
+            "local client={} method={} path={} status={}",
+            pending.head.peer.ip(),
+            Quoted(&pending.head.method),
+            Quoted(&pending.head.path),
+            head.status
+        );
+        if !pending.body_is_here() {
+            // The library reads the rest of the body away first.
+            pending.turn.turn_to(Activity::Sending { begun: pending.arrived, bytes: 0 });
+        }
+        self.answer_to(pending).respond(head, body);
+    }
+}
