@@ -3,6 +3,7 @@
 mod bodies_and_headers;
 mod config;
 mod demo;
+mod early_answer;
 mod envelope;
 mod exhaustion;
 mod harness;
