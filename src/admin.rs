@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::clock::{self, Timestamp};
+use crate::error::ProxyError;
 use crate::policy::route::{Local, Protocol};
 use crate::policy::scheduler::{Scheduler, SlotView};
 use crate::relay::Head;
@@ -45,8 +46,10 @@ impl Admin {
     }
 
     /// A page: its head and its body. `protocol` is the caller's.
-    #[must_use]
-    pub fn page(&self, local: Local, protocol: Protocol) -> (Head, Vec<u8>) {
+    ///
+    /// # Errors
+    /// When there is no such model.
+    pub fn page(&self, local: &Local, protocol: Protocol) -> Result<(Head, Vec<u8>), ProxyError> {
         let (status, value) = match local {
             Local::Index => (200, index()),
             Local::Hello => (200, json!({"ok": true})),
@@ -59,12 +62,17 @@ impl Admin {
                 (200, status)
             }
             Local::Models => (200, self.models(protocol)),
+            Local::Model(id) => {
+                let is_known = self.scheduler.lock().pool().place_of(id).is_some();
+                let model = is_known.then(|| self.model(id, protocol));
+                (200, model.ok_or_else(|| ProxyError::NoSuchModel(id.clone()))?)
+            }
         };
         let body = value.to_string().into_bytes();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert("cache-control", HeaderValue::from_static("no-store"));
-        (Head { status, headers, length: Some(body.len() as u64) }, body)
+        Ok((Head { status, headers, length: Some(body.len() as u64) }, body))
     }
 
     /// Whoever reads of a cooldown may rely on it, and this page waits for nothing: so it tells of
@@ -110,27 +118,36 @@ impl Admin {
 
     fn models(&self, protocol: Protocol) -> Value {
         let pool = Arc::clone(self.scheduler.lock().pool());
-        let ids = pool.models().iter().map(|id| &**id);
+        let models = pool.models();
+        let list: Vec<Value> = models.iter().map(|id| self.model(id, protocol)).collect();
         match protocol {
-            Protocol::OpenAi | Protocol::Native => {
-                let created = self.started.0 / 1000;
-                let models = ids.map(|id| {
-                    json!({"id": id, "object": "model", "created": created, "owned_by": "dashscope"})
-                });
-                json!({"object": "list", "data": models.collect::<Vec<_>>()})
-            }
-            Protocol::Anthropic => {
-                let created = self.started.to_string();
-                let models = ids.map(|id| {
-                    json!({"type": "model", "id": id, "display_name": id, "created_at": created})
-                });
-                json!({
-                    "data": models.collect::<Vec<_>>(),
-                    "has_more": false,
-                    "first_id": pool.models().first().map(|id| &**id),
-                    "last_id": pool.models().last().map(|id| &**id),
-                })
-            }
+            Protocol::OpenAi | Protocol::Native => json!({"object": "list", "data": list}),
+            Protocol::Anthropic => json!({
+                "data": list,
+                "has_more": false,
+                "first_id": models.first().map(|id| &**id),
+                "last_id": models.last().map(|id| &**id),
+            }),
+        }
+    }
+
+    /// A model as the typed SDKs want it. What is not known is null rather than missing.
+    fn model(&self, id: &str, protocol: Protocol) -> Value {
+        match protocol {
+            Protocol::OpenAi | Protocol::Native => json!({
+                "id": id,
+                "object": "model",
+                "created": self.started.0 / 1000,
+                "owned_by": "dashscope",
+            }),
+            Protocol::Anthropic => json!({
+                "type": "model",
+                "id": id,
+                "display_name": id,
+                "created_at": self.started.to_string(),
+                "max_input_tokens": null,
+                "max_tokens": null,
+            }),
         }
     }
 }
@@ -157,9 +174,19 @@ fn index() -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "endpoints": [
             "POST /v1/chat/completions",
+            "POST /v1/completions",
+            "POST /v1/responses",
             "POST /v1/messages",
+            "POST /v1/messages/count_tokens",
+            "POST /v1/embeddings",
+            "POST /v1/reranks",
             "POST /api/v1/services/**",
+            "POST /api/v1/apps/{id}/completion",
+            "POST /api/v1/tokenizer",
+            "GET, POST, DELETE /v1/files/**, /v1/batches/**, /v1/responses/{id}/**",
+            "GET, POST, DELETE /api/v1/tasks/**, /api/v1/files/**, /api/v1/uploads",
             "GET /v1/models",
+            "GET /v1/models/{id}",
             "GET /models/status",
             "GET /health",
         ],

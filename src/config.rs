@@ -76,6 +76,8 @@ pub struct Config {
     pub state_path: PathBuf,
     /// The value of `Access-Control-Allow-Origin`; `None` switches CORS off.
     pub cors_origin: Option<String>,
+    /// Whether a client's choice of model counts.
+    pub model_selection: ModelSelection,
     /// Whether anything but exhaustion tries another slot.
     pub failover: Failover,
     /// Requests in flight.
@@ -113,6 +115,15 @@ pub enum AuthMode {
     Both,
 }
 
+/// Whether a client's choice of model counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelSelection {
+    /// It is ignored.
+    Pool,
+    /// A model of the pool is tried first on the current key.
+    Prefer,
+}
+
 /// A configuration that can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
@@ -141,6 +152,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         cooldown: read.seconds("MODEL_COOLDOWN_SECONDS", COOLDOWNS),
         state_path: read.text("STATE_PATH").into(),
         cors_origin: read.value("CORS_ORIGIN", value::cors_origin),
+        model_selection: read.value("MODEL_SELECTION", value::model_selection),
         failover: read.value("FAILOVER", value::failover),
         workers: read.number("WORKERS", WORKERS),
         queue_size: read.number("QUEUE_SIZE", QUEUE_SIZES),
@@ -317,6 +329,7 @@ mod tests {
         assert_eq!(config.cooldown, Duration::from_secs(30 * 86_400));
         assert_eq!(config.state_path, PathBuf::from("./data/proxy-state.json"));
         assert_eq!(config.cors_origin.as_deref(), Some("*"));
+        assert_eq!(config.model_selection, ModelSelection::Pool);
         assert_eq!(config.failover, Failover::On);
         assert_eq!((config.workers, config.queue_size), (64, 256));
         assert_eq!(config.max_body_bytes, 64 << 20);
@@ -349,6 +362,7 @@ mod tests {
             ("STATE_PATH", "/tmp/state.json"),
             ("CORS_ORIGIN", "false"),
             ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
+            ("MODEL_SELECTION", "prefer"),
             ("FAILOVER", "quota-only"),
             ("WORKERS", "1"),
             ("QUEUE_SIZE", "1"),
@@ -397,6 +411,7 @@ mod tests {
             ("UPSTREAM_AUTH_MODE", "geheim"),
             ("MODEL_COOLDOWN_SECONDS", "0"),
             ("CORS_ORIGIN", "geheim"),
+            ("MODEL_SELECTION", "geheim"),
             ("FAILOVER", "geheim"),
             ("WORKERS", "4097"),
             ("QUEUE_SIZE", "-1"),
@@ -425,6 +440,7 @@ mod tests {
                 "UPSTREAM_AUTH_MODE",
                 "MODEL_COOLDOWN_SECONDS",
                 "CORS_ORIGIN",
+                "MODEL_SELECTION",
                 "FAILOVER",
                 "WORKERS",
                 "QUEUE_SIZE",

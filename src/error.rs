@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::clock::Timestamp;
 use crate::config::ConfigError;
@@ -62,6 +62,8 @@ pub enum ProxyError {
     Unauthorized,
     /// No such path.
     NotFound,
+    /// The pool has no such model.
+    NoSuchModel(String),
     /// The path is known, the method is not.
     WrongMethod {
         /// The methods that are.
@@ -74,10 +76,10 @@ pub enum ProxyError {
         /// The coding's name.
         coding: String,
     },
-    /// The body is larger than `MAX_BODY_BYTES`.
+    /// The body is larger than `MAX_BODY_BYTES`, or an upload larger than DashScope takes.
     TooLarge {
         /// That limit, in bytes.
-        limit: usize,
+        limit: u64,
     },
     /// The request itself is broken.
     Malformed(&'static str),
@@ -120,7 +122,7 @@ impl ProxyError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Unauthorized => 401,
-            Self::NotFound => 404,
+            Self::NotFound | Self::NoSuchModel(_) => 404,
             Self::WrongMethod { .. } => 405,
             Self::Body(_) | Self::Malformed(_) | Self::Model => 400,
             Self::Encoded { .. } => 415,
@@ -151,9 +153,9 @@ impl ProxyError {
 
     /// The body, in the caller's protocol.
     #[must_use]
-    pub fn body(&self, protocol: Protocol) -> Vec<u8> {
+    pub fn body(&self, protocol: Protocol) -> Value {
         let message = self.to_string();
-        let value = match protocol {
+        match protocol {
             Protocol::OpenAi => json!({"error": {
                 "message": message, "type": self.openai_type(), "param": null, "code": self.code(),
             }}),
@@ -161,8 +163,7 @@ impl ProxyError {
                 "type": self.anthropic_type(), "message": message,
             }}),
             Protocol::Native => json!({"code": self.code(), "message": message, "request_id": ""}),
-        };
-        value.to_string().into_bytes()
+        }
     }
 
     /// The stable name of the error, for programs and for the log.
@@ -171,6 +172,7 @@ impl ProxyError {
         match self {
             Self::Unauthorized => "invalid_api_key",
             Self::NotFound => "not_found",
+            Self::NoSuchModel(_) => "model_not_found",
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Body(_) => "invalid_body",
             Self::Malformed(_) => "malformed_request",
@@ -197,7 +199,7 @@ impl ProxyError {
     fn anthropic_type(&self) -> &'static str {
         match self {
             Self::Unauthorized => "authentication_error",
-            Self::NotFound => "not_found_error",
+            Self::NotFound | Self::NoSuchModel(_) => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded | Self::Stopping | Self::AllCooling { .. } => "overloaded_error",
             Self::Unreachable { .. } | Self::KeyRejected { .. } | Self::TimedOut { .. } => {
@@ -215,6 +217,7 @@ impl fmt::Display for ProxyError {
                 "the proxy key is missing or wrong; send PROXY_API_KEY as `Authorization: Bearer` or `x-api-key`",
             ),
             Self::NotFound => f.write_str("this proxy has no such path; `GET /` lists what it has"),
+            Self::NoSuchModel(id) => write!(f, "the pool has no model `{id}`"),
             Self::WrongMethod { allow } => write!(f, "this path takes {allow}"),
             Self::Body(error) => error.fmt(f),
             Self::Malformed(what) => f.write_str(what),
@@ -262,8 +265,6 @@ fn in_words(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn cooling(millis: u64) -> ProxyError {
@@ -273,8 +274,7 @@ mod tests {
 
     #[test]
     fn openai_clients_get_openais_envelope_with_a_text_code() {
-        let body: Value =
-            serde_json::from_slice(&ProxyError::Unauthorized.body(Protocol::OpenAi)).unwrap();
+        let body = ProxyError::Unauthorized.body(Protocol::OpenAi);
         assert_eq!(body["error"]["code"], "invalid_api_key");
         assert_eq!(body["error"]["type"], "invalid_request_error");
         assert_eq!(body["error"]["param"], Value::Null);
@@ -291,7 +291,7 @@ mod tests {
             (ProxyError::Unreachable { cause: "x".into() }, "api_error"),
             (ProxyError::Body(BodyError::RepeatedModel), "invalid_request_error"),
         ] {
-            let body: Value = serde_json::from_slice(&error.body(Protocol::Anthropic)).unwrap();
+            let body = error.body(Protocol::Anthropic);
             assert_eq!(body["type"], "error");
             assert_eq!(body["error"]["type"], name);
         }

@@ -5,8 +5,10 @@
 
 pub mod bench;
 pub mod body;
+pub mod estimate;
 pub mod failover;
 pub mod headers;
+pub mod ids;
 pub mod pool;
 pub mod route;
 pub mod scheduler;

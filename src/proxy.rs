@@ -14,18 +14,21 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use serde_json::json;
 
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, ModelSelection};
 use crate::error::ProxyError;
 use crate::panics::fault_point;
 use crate::policy::body::RequestBody;
+use crate::policy::estimate;
 use crate::policy::failover::{self, Budget};
-use crate::policy::pool::{Pool, Slot, is_model_id};
-use crate::policy::route::{Endpoint, ModelRule, Protocol};
+use crate::policy::ids::{self, Makes};
+use crate::policy::pool::{KeyIndex, Pool, Slot, is_model_id};
+use crate::policy::route::{Endpoint, Protocol, Rule};
 use crate::policy::scheduler::{Ask, Next, Pick, Scheduler, Tried, Wanted};
 use crate::policy::verdict::Verdict;
-use crate::relay::{self, Client, End, Relayed};
+use crate::relay::{self, Client, End, Held, Relayed};
 use crate::store::Store;
 use crate::upstream::{self, CallError, FailureKind, Upstream};
 use attempt::Judged;
@@ -41,6 +44,8 @@ pub struct ClientRequest {
     pub id: u64,
     /// Who asks.
     pub peer: SocketAddr,
+    /// The method.
+    pub method: String,
     /// The path as the client wrote it, without the query.
     pub path: String,
     /// The query, if any, without its question mark.
@@ -68,8 +73,15 @@ pub struct Proxy {
 /// A request whose body has been understood.
 struct Task<'a> {
     request: &'a ClientRequest,
-    body: &'a RequestBody<'a>,
+    /// `None` for a request without one, and for an upload, which is read while it is sent.
+    body: Option<&'a RequestBody<'a>>,
     wanted: Wanted<'a>,
+    /// The only key that may serve it.
+    key: Option<KeyIndex>,
+    /// The client's choice of model, if that counts.
+    first: Option<&'a str>,
+    /// Which identifiers the answer may make.
+    makes: Makes,
     story: &'a mut Story,
 }
 
@@ -129,26 +141,84 @@ impl Proxy {
         self.log(&request, &story);
     }
 
-    /// Body → whose model.
+    /// Body → whose model, and whose key.
     fn understand(
         &self,
         request: &ClientRequest,
         client: &mut dyn Client,
         story: &mut Story,
     ) -> Result<(), ProxyError> {
-        let body = RequestBody::parse(&request.body).map_err(ProxyError::Body)?;
-        let asked = body.model();
-        story.asked.clone_from(&asked);
-        let wanted = match (request.endpoint.model, asked.as_deref()) {
-            (ModelRule::Pool, _) => Wanted::Pool,
-            (ModelRule::PoolIfNamed, None) => Wanted::Model(NO_MODEL),
-            (ModelRule::PoolIfNamed, Some(model)) => match self.pool.place_of(model) {
-                Some(_) => Wanted::Pool,
-                None if is_model_id(model) => Wanted::Model(model),
-                None => return Err(ProxyError::Model),
-            },
+        let endpoint = &request.endpoint;
+        let body = match &endpoint.rule {
+            Rule::Pinned { .. } if request.body.is_empty() => None,
+            _ => Some(RequestBody::parse(&request.body).map_err(ProxyError::Body)?),
         };
-        self.walk(Task { request, body: &body, wanted, story }, client)
+        story.asked = body.as_ref().and_then(RequestBody::model);
+        let asked = story.asked.clone();
+        let wanted = self.wanted(&endpoint.rule, asked.as_deref())?;
+        let first = asked.as_deref().filter(|_| {
+            self.config.model_selection == ModelSelection::Prefer && endpoint.rule == Rule::Pool
+        });
+        let key = self.only_key(&endpoint.rule, body.as_ref());
+        let makes = ids::made_by(endpoint, body.as_ref().is_none_or(RequestBody::is_stored));
+        let task = Task { request, body: body.as_ref(), wanted, key, first, makes, story };
+        match endpoint.rule {
+            Rule::Count => self.count(task, client),
+            _ => self.walk(task, client),
+        }
+    }
+
+    /// Whose model a request gets.
+    fn wanted<'a>(&self, rule: &Rule, asked: Option<&'a str>) -> Result<Wanted<'a>, ProxyError> {
+        match (rule, asked) {
+            (Rule::Pool | Rule::Count, _) => Ok(Wanted::Pool),
+            (Rule::Pinned { .. }, _) | (_, None) => Ok(Wanted::Model(NO_MODEL)),
+            (Rule::PoolIfNamed, Some(model)) if self.pool.place_of(model).is_some() => {
+                Ok(Wanted::Pool)
+            }
+            (_, Some(model)) if is_model_id(model) => Ok(Wanted::Model(model)),
+            (_, Some(_)) => Err(ProxyError::Model),
+        }
+    }
+
+    /// The key that made what a request goes on from; `None` where any key will do.
+    fn only_key(&self, rule: &Rule, body: Option<&RequestBody<'_>>) -> Option<KeyIndex> {
+        let (id, is_pinned) = match rule {
+            Rule::Pinned { id, .. } => (id.clone(), true),
+            _ => (None, false),
+        };
+        let id = id.or_else(|| body.and_then(RequestBody::refers_to));
+        if !is_pinned && id.is_none() {
+            return None;
+        }
+        let now = clock::now();
+        let scheduler = self.scheduler.lock();
+        let made_by = id.and_then(|id| scheduler.pinned_key(&id, now));
+        Some(made_by.unwrap_or_else(|| scheduler.current_key(now)))
+    }
+
+    /// Asks upstream how many tokens a message has. That serves nothing: it neither rotates nor
+    /// teaches, and where upstream does not say, an estimate does.
+    fn count(&self, task: Task<'_>, client: &mut dyn Client) -> Result<(), ProxyError> {
+        let told = self.next_slot(&task, &Walk::default()).ok().and_then(|pick| {
+            task.story.attempts = 1;
+            task.story.slot = Some(pick.slot.clone());
+            let answer = self.call(&task, &pick.slot, client).ok()?;
+            (200..300).contains(&answer.status).then_some((answer, pick.slot))
+        });
+        if let Some((mut answer, slot)) = told {
+            let head = self.head(&answer, &slot, 1);
+            task.story.status = head.status;
+            let held = Held::default();
+            task.story.relayed = Some(relay::relay(&head, held, &mut answer.body, client));
+            return Ok(());
+        }
+        let tokens = estimate::input_tokens(&task.request.body);
+        let (head, body) = self.json_answer(200, &json!({"input_tokens": tokens}));
+        task.story.status = head.status;
+        client.start(&head);
+        let _ = client.send(&body).and_then(|()| client.finish());
+        Ok(())
     }
 
     /// Slot → upstream → verdict, from slot to slot until there is an answer to hand on.
@@ -157,7 +227,8 @@ impl Proxy {
         let has_left = client.watch();
         let mut walk = Walk::default();
         let outcome = loop {
-            if let ControlFlow::Break(outcome) = self.step(&mut task, &mut walk, &has_left) {
+            let step = self.step(&mut task, &mut walk, client, &has_left);
+            if let ControlFlow::Break(outcome) = step {
                 break outcome;
             }
         };
@@ -177,6 +248,7 @@ impl Proxy {
         &self,
         task: &mut Task<'_>,
         walk: &mut Walk,
+        client: &mut dyn Client,
         has_left: &dyn Fn() -> bool,
     ) -> ControlFlow<Outcome> {
         let pick = match self.next_slot(task, walk) {
@@ -189,7 +261,7 @@ impl Proxy {
         self.log_rotation(task, &pick.slot, walk.kept.as_ref());
         task.story.slot = Some(pick.slot.clone());
         walk.tried.add(pick.slot.clone());
-        let judged = match self.attempt(task, &pick) {
+        let judged = match self.attempt(task, &pick, client) {
             Ok(judged) => judged,
             Err(error) => return ControlFlow::Break(Outcome::Failed(error)),
         };
@@ -216,6 +288,8 @@ impl Proxy {
         let ask = Ask {
             tried: &walk.tried,
             wanted: task.wanted,
+            key: task.key,
+            first: task.first,
             base: task.request.endpoint.protocol,
             streamed: task.is_streamed(),
         };
@@ -298,7 +372,7 @@ impl Task<'_> {
             headers.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| &**value)
         };
         match self.request.endpoint.protocol {
-            Protocol::OpenAi | Protocol::Anthropic => self.body.is_stream(),
+            Protocol::OpenAi | Protocol::Anthropic => self.body.is_some_and(RequestBody::is_stream),
             Protocol::Native => {
                 header("x-dashscope-sse").is_some_and(|value| value.eq_ignore_ascii_case("enable"))
                     || header("accept").is_some_and(|value| value.contains("text/event-stream"))

@@ -2,7 +2,7 @@
 //!
 //! Nothing is re-framed and nothing invented: a clean end is a clean end, and a cut stays a cut.
 
-use std::io;
+use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -36,6 +36,15 @@ pub struct Head {
 
 /// The client's side of one request.
 pub trait Client {
+    /// How long the body is that is still to be read, if that is known; only for an upload.
+    fn upload_length(&self) -> Option<u64>;
+
+    /// Reads from a body that was not read before the request was handed over; 0 at its end.
+    ///
+    /// # Errors
+    /// When the client breaks off, or sends more than an upload may have.
+    fn read_upload(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
+
     /// Begins the answer. The head leaves with the first bytes, or with [`Client::flush`].
     fn start(&mut self, head: &Head);
 
@@ -87,11 +96,22 @@ pub struct Relayed {
     pub first_byte: Option<Instant>,
 }
 
+/// An upload, as a reader.
+pub struct Upload<'a>(pub &'a mut dyn Client);
+
+impl Read for Upload<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read_upload(buffer)
+    }
+}
+
 /// The beginning of a body that was read before its head could go out.
 #[derive(Debug, Default)]
 pub struct Held {
     /// The bytes, in order.
     pub bytes: Vec<u8>,
+    /// The payload of the first event, if it is a stream whose first event has come.
+    first_event: Option<Vec<u8>>,
     /// Whether the body ended, or broke, behind them.
     rest: Rest,
 }
@@ -141,6 +161,18 @@ pub fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
 }
 
 impl Held {
+    /// The same with the payload of its first event.
+    #[must_use]
+    pub fn with_first_event(self, first_event: Option<Vec<u8>>) -> Self {
+        Self { first_event, ..self }
+    }
+
+    /// What says something of it: the first event's payload, or all that is held.
+    #[must_use]
+    pub fn meaning(&self) -> &[u8] {
+        self.first_event.as_deref().unwrap_or(&self.bytes)
+    }
+
     /// Whether the client left before there was anything to send it.
     #[must_use]
     pub fn ended_by_client(&self) -> bool {

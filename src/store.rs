@@ -200,7 +200,8 @@ mod tests {
 
     fn take(scheduler: &Mutex<Scheduler>) -> Pick {
         let (wanted, base) = (Wanted::Pool, Protocol::OpenAi);
-        let ask = Ask { tried: &Tried::default(), wanted, base, streamed: false };
+        let tried = &Tried::default();
+        let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
         let moment = Moment { calendar: Timestamp(2_000), monotonic: clock::instant() };
         match scheduler.lock().next_slot(&ask, moment) {
             Next::Slot(pick) => pick,

@@ -53,6 +53,21 @@ pub struct Upstream {
     is_stopping: Arc<AtomicBool>,
 }
 
+/// What a request carries.
+pub enum Payload<'a> {
+    /// No body.
+    Nothing,
+    /// A body in memory.
+    Bytes(&'a Edited<'a>),
+    /// A body that is read while it is sent; without a length it is sent in chunks.
+    Stream {
+        /// Where it comes from.
+        reader: &'a mut dyn Read,
+        /// How long it is, in bytes.
+        length: Option<u64>,
+    },
+}
+
 /// An answer whose body is still to be read.
 pub struct Answer {
     /// The HTTP status.
@@ -134,24 +149,35 @@ impl Upstream {
         })
     }
 
-    /// Sends a POST and waits for the answer's head.
+    /// Sends a request and waits for the answer's head.
     ///
     /// # Errors
     /// When no answer came; [`CallError`] says why.
-    pub fn post(
+    pub fn send(
         &self,
+        method: &str,
         url: &str,
         mut headers: HeaderMap,
-        body: &Edited<'_>,
+        payload: Payload<'_>,
     ) -> Result<Answer, CallError> {
         exchange::begin(self.head_limit);
-        headers.insert(CONTENT_LENGTH, body.len().into());
-        let mut reader = body.reader();
-        let mut request = Request::post(url)
-            .body(SendBody::from_reader(&mut reader))
-            .map_err(|error| CallError::broken(format!("unusable URL: {error}")))?;
-        *request.headers_mut() = headers;
-        let response = self.agent.run(request).map_err(|error| self.failure(&error))?;
+        let outcome = match payload {
+            Payload::Nothing => self.agent.run(request(method, url, headers, ())?),
+            Payload::Bytes(bytes) => {
+                headers.insert(CONTENT_LENGTH, bytes.len().into());
+                let mut reader = bytes.reader();
+                let body = SendBody::from_reader(&mut reader);
+                self.agent.run(request(method, url, headers, body)?)
+            }
+            Payload::Stream { reader, length } => {
+                if let Some(length) = length {
+                    headers.insert(CONTENT_LENGTH, length.into());
+                }
+                let body = SendBody::from_reader(reader);
+                self.agent.run(request(method, url, headers, body)?)
+            }
+        };
+        let response = outcome.map_err(|error| self.failure(&error))?;
         exchange::head_arrived(self.idle_limit);
         let (parts, body) = response.into_parts();
         let reader = body.into_with_config().limit(u64::MAX).reader();
@@ -247,6 +273,21 @@ impl CallError {
             repeatable: kind == FailureKind::Broken && unprocessed,
         }
     }
+}
+
+fn request<B>(
+    method: &str,
+    url: &str,
+    headers: HeaderMap,
+    body: B,
+) -> Result<Request<B>, CallError> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(url)
+        .body(body)
+        .map_err(|error| CallError::broken(format!("unusable URL: {error}")))?;
+    *request.headers_mut() = headers;
+    Ok(request)
 }
 
 impl fmt::Debug for Answer {

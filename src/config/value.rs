@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-use super::AuthMode;
 use super::url::{Origin, UrlError, is_host_name};
+use super::{AuthMode, ModelSelection};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
@@ -52,6 +52,14 @@ pub(super) fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         Ok(certificates) if certificates.is_empty() => Err("holds no PEM certificate".to_owned()),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(format!("cannot be parsed: {error}")),
+    }
+}
+
+pub(super) fn model_selection(text: &str) -> Result<ModelSelection, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "pool" => Ok(ModelSelection::Pool),
+        "prefer" => Ok(ModelSelection::Prefer),
+        _ => Err("must be pool or prefer"),
     }
 }
 
@@ -168,6 +176,13 @@ mod tests {
         for text in ["127.0.0.1:3300", "[::1]:80", "http://h", "a b", "1.2.3", "h/x", "[h]"] {
             assert!(host(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn the_model_is_the_pools_or_preferably_the_clients() {
+        assert_eq!(model_selection("pool"), Ok(ModelSelection::Pool));
+        assert_eq!(model_selection("Prefer"), Ok(ModelSelection::Prefer));
+        assert!(model_selection("strict").is_err());
     }
 
     #[test]

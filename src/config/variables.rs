@@ -25,6 +25,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable { name: "MODEL_COOLDOWN_SECONDS", default: Some("2592000") },
     Variable { name: "STATE_PATH", default: Some("./data/proxy-state.json") },
     Variable { name: "CORS_ORIGIN", default: Some("*") },
+    Variable { name: "MODEL_SELECTION", default: Some("pool") },
     Variable { name: "FAILOVER", default: Some("on") },
     Variable { name: "WORKERS", default: Some("64") },
     Variable { name: "QUEUE_SIZE", default: Some("256") },
@@ -103,7 +104,7 @@ mod tests {
             ("POSTS", None),
             ("HOME", None),
             ("NODE_ENV", None),
-            ("MODEL_SELECTION", None),
+            ("NODE_OPTIONS", None),
             ("FREE_QUOTA_TOKENS", None),
         ] {
             assert_eq!(probably_meant(name), meant, "{name}");

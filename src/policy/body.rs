@@ -12,6 +12,8 @@ use serde::Deserialize;
 use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::ids;
+
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
@@ -37,6 +39,8 @@ pub struct RequestBody<'a> {
     /// Where the `model` value stands, or where one goes in.
     place: Place,
     is_stream: bool,
+    is_stored: bool,
+    refers_to: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,14 +59,32 @@ impl<'a> RequestBody<'a> {
     /// # Errors
     /// When it is not a JSON object, or has two top-level `model`s.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
-        let (place, is_stream) = locate(bytes)?;
-        Ok(Self { bytes, place, is_stream })
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
+        let top: Top<'_> = serde_json::from_str(text)
+            .map_err(|error| BodyError::NotAnObject(error.to_string()))?;
+        let place = locate(text, &top)?;
+        let refers_to = top.refers_to.and_then(|value| serde_json::from_str(value.get()).ok());
+        let Top { is_stream, is_stored, .. } = top;
+        Ok(Self { bytes, place, is_stream, is_stored, refers_to })
     }
 
     /// Whether the client asked for a stream.
     #[must_use]
     pub fn is_stream(&self) -> bool {
         self.is_stream
+    }
+
+    /// Whether upstream may store the answer: the client has not switched that off.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        self.is_stored
+    }
+
+    /// The identifier of something made before that the request goes on from.
+    #[must_use]
+    pub fn refers_to(&self) -> Option<String> {
+        self.refers_to.clone().or_else(|| ids::file_named_in(self.bytes))
     }
 
     /// The model that the client named, if it is a text.
@@ -117,20 +139,15 @@ impl Edited<'_> {
     }
 }
 
-fn locate(bytes: &[u8]) -> Result<(Place, bool), BodyError> {
-    let text = std::str::from_utf8(bytes)
-        .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
-    let top: Top =
-        serde_json::from_str(text).map_err(|error| BodyError::NotAnObject(error.to_string()))?;
-    let place = match top.models.as_slice() {
+fn locate(text: &str, top: &Top<'_>) -> Result<Place, BodyError> {
+    match top.models.as_slice() {
         [] => {
             let brace = text.find('{').expect("an object that parsed has a brace");
-            Place::Insert { at: brace + 1, comma: top.members > 0 }
+            Ok(Place::Insert { at: brace + 1, comma: top.members > 0 })
         }
-        [model] => Place::Replace(span_in(text, model.get())),
-        _ => return Err(BodyError::RepeatedModel),
-    };
-    Ok((place, top.is_stream))
+        [model] => Ok(Place::Replace(span_in(text, model.get()))),
+        _ => Err(BodyError::RepeatedModel),
+    }
 }
 
 /// Where `part`, a slice borrowed from `text`, stands in it.
@@ -140,19 +157,24 @@ fn span_in(text: &str, part: &str) -> Range<usize> {
 }
 
 /// The top level of a body.
-#[derive(Default)]
 struct Top<'a> {
     models: Vec<&'a RawValue>,
     is_stream: bool,
+    is_stored: bool,
+    /// `previous_response_id`, or a batch's `input_file_id`.
+    refers_to: Option<&'a RawValue>,
     members: usize,
 }
 
 /// Keys are compared after unescaping: `"mod\u0065l"` is a `model` too.
 #[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
+#[serde(field_identifier, rename_all = "snake_case")]
 enum Member {
     Model,
     Stream,
+    Store,
+    PreviousResponseId,
+    InputFileId,
     #[serde(other)]
     Other,
 }
@@ -173,12 +195,17 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top<'de>, A::Error> {
-        let mut top = Top::default();
+        let (models, refers_to) = (Vec::new(), None);
+        let mut top = Top { models, is_stream: false, is_stored: true, refers_to, members: 0 };
         while let Some(member) = map.next_key()? {
             top.members += 1;
             match member {
                 Member::Model => top.models.push(map.next_value()?),
                 Member::Stream => top.is_stream = map.next_value::<&RawValue>()?.get() == "true",
+                Member::Store => top.is_stored = map.next_value::<&RawValue>()?.get() != "false",
+                Member::PreviousResponseId | Member::InputFileId => {
+                    top.refers_to = Some(map.next_value()?);
+                }
                 Member::Other => drop(map.next_value::<IgnoredAny>()?),
             }
         }
@@ -285,6 +312,17 @@ mod tests {
         {
             assert!(!parse(text).is_stream(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_a_request_goes_on_from_is_known() {
+        let refers_to = |text: &str| parse(text).refers_to();
+        assert_eq!(refers_to(r#"{"previous_response_id":"resp_1"}"#).as_deref(), Some("resp_1"));
+        assert_eq!(refers_to(r#"{"input_file_id":"file-1"}"#).as_deref(), Some("file-1"));
+        assert_eq!(refers_to(r#"{"input":"oss://dir/cat.png"}"#).as_deref(), Some("dir"));
+        assert_eq!(refers_to(r#"{"previous_response_id":null}"#), None);
+        assert!(parse("{}").is_stored() && parse(r#"{"store":true}"#).is_stored());
+        assert!(!parse(r#"{"store":false}"#).is_stored());
     }
 
     #[test]

@@ -20,11 +20,10 @@ const HOP_BY_HOP: [&str; 10] = [
 
 /// What a client sends to us and not to DashScope: its credentials, what describes its own
 /// connection or browser, and what ureq writes itself.
-const NOT_UP: [&str; 12] = [
+const NOT_UP: [&str; 11] = [
     "accept-encoding",
     "authorization",
     "content-length",
-    "content-type",
     "cookie",
     "expect",
     "forwarded",
@@ -46,6 +45,7 @@ const NOT_DOWN: [&str; 4] =
 pub fn upward<'a>(
     client: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     protocol: Protocol,
+    content: Content,
 ) -> HeaderMap {
     let named = named_by_connection(client.clone());
     let mut headers = HeaderMap::with_capacity(16);
@@ -57,8 +57,19 @@ pub fn upward<'a>(
         }
     }
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if content == Content::Json {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
     headers
+}
+
+/// What a request's body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// JSON, whatever the client calls it: `curl -d` calls it a form.
+    Json,
+    /// What the client says.
+    Clients,
 }
 
 /// The headers of upstream's answer that the client gets.
@@ -127,7 +138,7 @@ mod tests {
     use super::*;
 
     fn up(headers: &[(&str, &str)], protocol: Protocol) -> Vec<(String, String)> {
-        let map = upward(headers.iter().copied(), protocol);
+        let map = upward(headers.iter().copied(), protocol, Content::Json);
         let mut sent: Vec<(String, String)> = map
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
@@ -185,6 +196,15 @@ mod tests {
         let headers = [("anthropic-version", "2023-06-01"), ("Anthropic-Beta", "a")];
         assert_eq!(up(&headers, Protocol::OpenAi).len(), 2);
         assert_eq!(up(&headers, Protocol::Anthropic).len(), 4);
+    }
+
+    #[test]
+    fn an_uploads_content_type_stays_the_clients() {
+        let headers = [("content-type", "multipart/form-data; boundary=x")];
+        let map = upward(headers.iter().copied(), Protocol::OpenAi, Content::Clients);
+        assert_eq!(map["content-type"], "multipart/form-data; boundary=x");
+        let map = upward([].into_iter(), Protocol::OpenAi, Content::Clients);
+        assert!(!map.contains_key("content-type"));
     }
 
     #[test]

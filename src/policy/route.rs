@@ -1,6 +1,8 @@
 //! What a path means.
 
-/// Whose envelope an error is written in, and which base URL a request goes to.
+use super::pool::is_model_id;
+
+/// Whose envelope an error is written in, and whose rules a body follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// OpenAI's, on DashScope's compatible mode.
@@ -14,7 +16,7 @@ pub enum Protocol {
 /// What is done with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// It goes upstream with a slot of the pool.
+    /// It goes upstream.
     Upstream(Endpoint),
     /// It is answered here.
     Local(Local),
@@ -32,25 +34,59 @@ pub enum Route {
 /// A path of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Which base URL and which envelope.
+    /// Whose envelope and rules.
     pub protocol: Protocol,
-    /// What is appended to the base URL.
+    /// Which base URL.
+    pub base: Base,
+    /// What is appended to it.
     pub path: String,
-    /// Whose model a request gets.
-    pub model: ModelRule,
+    /// Whose model and whose key a request gets.
+    pub rule: Rule,
 }
 
-/// Whose model a request gets.
+impl Endpoint {
+    /// Whether the body is handed through as it comes instead of being understood.
+    #[must_use]
+    pub fn is_upload(&self) -> bool {
+        matches!(self.rule, Rule::Pinned { upload: true, .. })
+    }
+}
+
+/// A base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelRule {
-    /// Any of the pool's, whatever the client names.
+pub enum Base {
+    /// `OPENAI_UPSTREAM_BASE_URL`.
+    OpenAi,
+    /// The origin of `OPENAI_UPSTREAM_BASE_URL`: what is not below the compatible mode's path.
+    OpenAiOrigin,
+    /// `UPSTREAM_BASE_URL`.
+    Anthropic,
+    /// `NATIVE_UPSTREAM_BASE_URL`.
+    Native,
+}
+
+/// Whose model and whose key a request gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Any model of the pool, whatever the client names.
     Pool,
     /// One of the pool's if the client names one of them; else the client's stays.
     PoolIfNamed,
+    /// The client's model stays: the vectors of two models do not mix. Keys rotate.
+    ClientModel,
+    /// As [`Rule::Pool`], but it serves nothing: it neither rotates nor teaches.
+    Count,
+    /// The key that made this identifier, else the current one; nothing rotates.
+    Pinned {
+        /// The identifier in the path, if there is one.
+        id: Option<String>,
+        /// Whether the body is handed through as it comes instead of being understood.
+        upload: bool,
+    },
 }
 
 /// A page of our own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Local {
     /// `GET /`: what there is.
     Index,
@@ -60,6 +96,8 @@ pub enum Local {
     Status,
     /// `GET /v1/models`.
     Models,
+    /// `GET /v1/models/{id}`.
+    Model(String),
     /// `HEAD /api/hello`: Claude Code opens its connections with it.
     Hello,
 }
@@ -67,122 +105,295 @@ pub enum Local {
 impl Local {
     /// Whether it is answered without the proxy key.
     #[must_use]
-    pub fn is_open(self) -> bool {
+    pub fn is_open(&self) -> bool {
         matches!(self, Self::Index | Self::Health | Self::Hello)
     }
 }
 
-/// The paths that go upstream with a model of the pool, and what they become there.
-const POOLED: [(&str, Protocol, &str); 2] = [
-    ("/v1/chat/completions", Protocol::OpenAi, "/chat/completions"),
-    ("/v1/messages", Protocol::Anthropic, "/v1/messages"),
+/// How a known path goes on.
+#[derive(Clone, Copy, Debug)]
+enum Tail {
+    /// Not at all.
+    Nothing,
+    /// In any number of plain words.
+    Words,
+    /// In one plain word and then this.
+    WordAnd(&'static str),
+    /// Not at all, or in an identifier with anything plain behind it.
+    Identifier,
+    /// In an identifier with anything plain behind it.
+    OnlyIdentifier,
+}
+
+/// What kind of rule a path has; the identifier comes from the path.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Pool,
+    PoolIfNamed,
+    ClientModel,
+    Count,
+    Pinned,
+    /// Pinned, and what is posted to the path itself is an upload.
+    Files,
+}
+
+const POST: &str = "POST, OPTIONS";
+const READ: &str = "GET, HEAD, OPTIONS";
+const MANAGE: &str = "GET, POST, DELETE, OPTIONS";
+
+/// The paths that go upstream: ours, how it goes on, the methods, the base URL and what replaces
+/// ours there, and the rule.
+#[rustfmt::skip]
+const UPSTREAM: &[(&str, Tail, &str, Base, &str, Kind)] = &[
+    ("/v1/chat/completions", Tail::Nothing, POST, Base::OpenAi, "/chat/completions", Kind::Pool),
+    ("/v1/completions", Tail::Nothing, POST, Base::OpenAi, "/completions", Kind::Pool),
+    ("/v1/responses", Tail::Nothing, POST, Base::OpenAi, "/responses", Kind::Pool),
+    ("/v1/messages", Tail::Nothing, POST, Base::Anthropic, "/v1/messages", Kind::Pool),
+    ("/v1/messages/count_tokens", Tail::Nothing, POST, Base::Anthropic, "/v1/messages/count_tokens", Kind::Count),
+    ("/v1/embeddings", Tail::Nothing, POST, Base::OpenAi, "/embeddings", Kind::ClientModel),
+    ("/v1/reranks", Tail::Nothing, POST, Base::OpenAiOrigin, "/compatible-api/v1/reranks", Kind::ClientModel),
+    ("/compatible-api/v1/reranks", Tail::Nothing, POST, Base::OpenAiOrigin, "/compatible-api/v1/reranks", Kind::ClientModel),
+    ("/v1/responses", Tail::OnlyIdentifier, MANAGE, Base::OpenAi, "/responses", Kind::Pinned),
+    ("/v1/files", Tail::Identifier, MANAGE, Base::OpenAi, "/files", Kind::Files),
+    ("/v1/batches", Tail::Identifier, MANAGE, Base::OpenAi, "/batches", Kind::Pinned),
+    ("/api/v1/services", Tail::Words, POST, Base::Native, "/services", Kind::PoolIfNamed),
+    ("/api/v1/apps", Tail::WordAnd("/completion"), POST, Base::Native, "/apps", Kind::PoolIfNamed),
+    ("/api/v1/tokenizer", Tail::Nothing, POST, Base::Native, "/tokenizer", Kind::PoolIfNamed),
+    ("/api/v1/tasks", Tail::Identifier, MANAGE, Base::Native, "/tasks", Kind::Pinned),
+    ("/api/v1/files", Tail::Identifier, MANAGE, Base::Native, "/files", Kind::Files),
+    ("/api/v1/uploads", Tail::Nothing, MANAGE, Base::Native, "/uploads", Kind::Pinned),
 ];
 
-/// Where DashScope's own protocol begins, and its services below that.
+/// DashScope's own prefixes: a client only swaps the host.
+const COMPATIBLE_MODE: &str = "/compatible-mode";
+const APPS_ANTHROPIC: &str = "/apps/anthropic";
+
+/// Where DashScope's own protocol begins.
 const NATIVE: &str = "/api/v1";
-const SERVICES: &str = "/services/";
 
-/// The pages of our own.
-const LOCALS: [(&str, Local); 5] = [
-    ("/", Local::Index),
-    ("/health", Local::Health),
-    ("/models/status", Local::Status),
-    ("/v1/models", Local::Models),
-    ("/api/hello", Local::Hello),
-];
+const MODELS: &str = "/v1/models";
 
-/// Decides by method and path (without the query). The match is exact: nothing that only looks
-/// like a known path, with encoded dots or doubled slashes, is ever forwarded.
+/// Decides by method and path (without the query). Paths are matched in plain words: nothing
+/// that only looks like a known one, with encoded dots or doubled slashes, is ever forwarded.
 #[must_use]
 pub fn resolve(method: &str, path: &str) -> Route {
     if method == "OPTIONS" {
         return Route::Preflight;
     }
-    if let Some(endpoint) = endpoint(path) {
-        return match method {
-            "POST" => Route::Upstream(endpoint),
-            _ => Route::WrongMethod { allow: "POST, OPTIONS" },
-        };
+    let path = without_prefix(path);
+    let mut allowed = None;
+    for (known, tail, methods, base, upstream, kind) in UPSTREAM {
+        let Some(rest) = path.strip_prefix(known).filter(|rest| tail.fits(rest)) else { continue };
+        if !methods.split(", ").any(|allowed| allowed == method) {
+            allowed = Some(*methods);
+            continue;
+        }
+        let is_post = method == "POST" && rest.is_empty();
+        return Route::Upstream(Endpoint {
+            protocol: base.protocol(),
+            base: *base,
+            path: format!("{upstream}{rest}"),
+            rule: kind.rule(rest, is_post),
+        });
     }
-    if let Some((_, local)) = LOCALS.iter().find(|(known, _)| *known == path) {
-        return match method {
-            "GET" | "HEAD" => Route::Local(*local),
-            _ => Route::WrongMethod { allow: "GET, HEAD, OPTIONS" },
-        };
+    match local(path) {
+        Some(local) if matches!(method, "GET" | "HEAD") => Route::Local(local),
+        Some(_) => Route::WrongMethod { allow: READ },
+        None => allowed.map_or(Route::NotFound, |allow| Route::WrongMethod { allow }),
     }
-    Route::NotFound
-}
-
-fn endpoint(path: &str) -> Option<Endpoint> {
-    if let Some((_, protocol, path)) = POOLED.iter().find(|(known, ..)| *known == path) {
-        let path = (*path).to_owned();
-        return Some(Endpoint { protocol: *protocol, path, model: ModelRule::Pool });
-    }
-    let service = path.strip_prefix(NATIVE).filter(|path| is_plain(path, SERVICES))?;
-    let path = service.to_owned();
-    Some(Endpoint { protocol: Protocol::Native, path, model: ModelRule::PoolIfNamed })
-}
-
-/// Whether a path goes on below `prefix` in plain words, without dots that climb or anything
-/// that another reader might decode differently.
-fn is_plain(path: &str, prefix: &str) -> bool {
-    path.strip_prefix(prefix).is_some_and(|rest| {
-        let word = |word: &str| {
-            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-            !word.is_empty() && word.bytes().all(plain)
-        };
-        rest.strip_suffix('/').unwrap_or(rest).split('/').all(word)
-    })
 }
 
 /// In whose words an error on `path` is told. `speaks_anthropic`: the request carries
 /// `anthropic-version`, which only Anthropic's clients send.
 #[must_use]
 pub fn protocol_of(path: &str, speaks_anthropic: bool) -> Protocol {
-    let below = |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'));
+    let below = |prefix: &str| {
+        path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
     if below(NATIVE) {
         Protocol::Native
-    } else if path == "/v1/messages" || below("/v1/messages") || speaks_anthropic {
+    } else if below("/v1/messages") || below(APPS_ANTHROPIC) || speaks_anthropic {
         Protocol::Anthropic
     } else {
         Protocol::OpenAi
     }
 }
 
+/// The path without DashScope's own prefix, where what follows belongs to that prefix.
+fn without_prefix(path: &str) -> &str {
+    let of = |prefix: &str, anthropic: bool| {
+        let rest = path.strip_prefix(prefix)?;
+        let belongs = rest.starts_with("/v1/") && (rest.starts_with("/v1/messages") == anthropic);
+        (belongs || rest.starts_with(MODELS)).then_some(rest)
+    };
+    of(COMPATIBLE_MODE, false).or_else(|| of(APPS_ANTHROPIC, true)).unwrap_or(path)
+}
+
+fn local(path: &str) -> Option<Local> {
+    match path {
+        "/" => Some(Local::Index),
+        "/health" => Some(Local::Health),
+        "/models/status" => Some(Local::Status),
+        "/api/hello" => Some(Local::Hello),
+        MODELS => Some(Local::Models),
+        _ => {
+            let id = path.strip_prefix(MODELS)?.strip_prefix('/')?;
+            is_model_id(id).then(|| Local::Model(id.to_owned()))
+        }
+    }
+}
+
+impl Tail {
+    fn fits(self, rest: &str) -> bool {
+        match self {
+            Self::Nothing => rest.is_empty(),
+            Self::Words | Self::OnlyIdentifier => are_words(rest),
+            Self::WordAnd(end) => rest
+                .strip_suffix(end)
+                .is_some_and(|word| are_words(word) && !word[1..].contains('/')),
+            Self::Identifier => rest.is_empty() || are_words(rest),
+        }
+    }
+}
+
+impl Kind {
+    fn rule(self, rest: &str, is_post: bool) -> Rule {
+        let id = rest.split('/').nth(1).map(str::to_owned);
+        match self {
+            Self::Pool => Rule::Pool,
+            Self::PoolIfNamed => Rule::PoolIfNamed,
+            Self::ClientModel => Rule::ClientModel,
+            Self::Count => Rule::Count,
+            Self::Pinned => Rule::Pinned { id, upload: false },
+            Self::Files => Rule::Pinned { id, upload: is_post },
+        }
+    }
+}
+
+impl Base {
+    fn protocol(self) -> Protocol {
+        match self {
+            Self::OpenAi | Self::OpenAiOrigin => Protocol::OpenAi,
+            Self::Anthropic => Protocol::Anthropic,
+            Self::Native => Protocol::Native,
+        }
+    }
+}
+
+/// Whether `rest` is `/word/word…` in plain words, without dots that climb or anything that
+/// another reader might decode differently. A last slash is allowed.
+fn are_words(rest: &str) -> bool {
+    let is_word = |word: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        !word.is_empty() && word.bytes().all(plain)
+    };
+    let words = rest.strip_prefix('/').map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    words.is_some_and(|words| words.split('/').all(is_word))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn chat_and_messages_go_upstream() {
-        for (path, protocol, upstream) in POOLED {
-            let (path, model) = (path.to_owned(), ModelRule::Pool);
-            let route = resolve("POST", &path);
-            let path = upstream.to_owned();
-            assert_eq!(route, Route::Upstream(Endpoint { protocol, path, model }));
+    fn endpoint(method: &str, path: &str) -> Endpoint {
+        match resolve(method, path) {
+            Route::Upstream(endpoint) => endpoint,
+            other => panic!("{method} {path}: {other:?}"),
         }
     }
 
+    fn pinned(id: Option<&str>) -> Rule {
+        Rule::Pinned { id: id.map(str::to_owned), upload: false }
+    }
+
     #[test]
-    fn native_services_go_upstream_under_any_plain_name() {
-        for path in ["/services/aigc/text-generation/generation", "/services/a/b_c/"] {
-            let route = resolve("POST", &format!("/api/v1{path}"));
-            let (protocol, model) = (Protocol::Native, ModelRule::PoolIfNamed);
-            let path = path.to_owned();
-            assert_eq!(route, Route::Upstream(Endpoint { protocol, path, model }));
+    fn every_path_goes_to_its_base_url_with_its_rule() {
+        for (path, base, upstream, rule) in [
+            ("/v1/chat/completions", Base::OpenAi, "/chat/completions", Rule::Pool),
+            ("/v1/completions", Base::OpenAi, "/completions", Rule::Pool),
+            ("/v1/responses", Base::OpenAi, "/responses", Rule::Pool),
+            ("/v1/messages", Base::Anthropic, "/v1/messages", Rule::Pool),
+            ("/v1/embeddings", Base::OpenAi, "/embeddings", Rule::ClientModel),
+            ("/api/v1/tokenizer", Base::Native, "/tokenizer", Rule::PoolIfNamed),
+            ("/v1/batches", Base::OpenAi, "/batches", pinned(None)),
+        ] {
+            let found = endpoint("POST", path);
+            assert_eq!((found.base, &*found.path, found.rule), (base, upstream, rule), "{path}");
         }
-        for path in ["/services/../x", "/services/a//b", "/services/%61", "/services/", "/services"]
-        {
+        for path in ["/v1/reranks", "/compatible-api/v1/reranks"] {
+            let found = endpoint("POST", path);
+            assert_eq!(
+                (found.base, &*found.path),
+                (Base::OpenAiOrigin, "/compatible-api/v1/reranks")
+            );
+        }
+        assert_eq!(endpoint("POST", "/v1/messages/count_tokens").rule, Rule::Count);
+    }
+
+    #[test]
+    fn native_paths_go_on_in_plain_words() {
+        for path in ["/services/aigc/text-generation/generation", "/services/a/b_c/"] {
+            let found = endpoint("POST", &format!("/api/v1{path}"));
+            assert_eq!((found.base, &*found.path), (Base::Native, path));
+            assert_eq!((found.protocol, found.rule), (Protocol::Native, Rule::PoolIfNamed));
+        }
+        assert_eq!(endpoint("POST", "/api/v1/apps/app1/completion").path, "/apps/app1/completion");
+        for path in [
+            "/services/../x",
+            "/services/a//b",
+            "/services/%61",
+            "/services/",
+            "/services",
+            "/apps/a/b/completion",
+            "/apps//completion",
+            "/apps/completion",
+        ] {
             assert_eq!(resolve("POST", &format!("/api/v1{path}")), Route::NotFound, "{path}");
         }
     }
 
     #[test]
+    fn identifiers_pin_a_request_to_their_key() {
+        for (method, path, id) in [
+            ("GET", "/api/v1/tasks/0f-1", Some("0f-1")),
+            ("POST", "/api/v1/tasks/0f-1/cancel", Some("0f-1")),
+            ("GET", "/api/v1/tasks", None),
+            ("GET", "/v1/files/file-fe-1/content", Some("file-fe-1")),
+            ("DELETE", "/v1/files/file-fe-1", Some("file-fe-1")),
+            ("GET", "/v1/batches", None),
+            ("GET", "/v1/responses/resp_1/input_items", Some("resp_1")),
+            ("DELETE", "/v1/responses/resp_1", Some("resp_1")),
+            ("GET", "/api/v1/uploads", None),
+        ] {
+            assert_eq!(endpoint(method, path).rule, pinned(id), "{method} {path}");
+        }
+        let upload = Rule::Pinned { id: None, upload: true };
+        assert_eq!(endpoint("POST", "/v1/files").rule, upload);
+        assert_eq!(endpoint("POST", "/api/v1/files").rule, upload);
+    }
+
+    #[test]
+    fn dashscopes_own_prefixes_are_understood() {
+        for (ours, theirs) in [
+            ("/v1/chat/completions", "/compatible-mode/v1/chat/completions"),
+            ("/v1/embeddings", "/compatible-mode/v1/embeddings"),
+            ("/v1/messages", "/apps/anthropic/v1/messages"),
+            ("/v1/messages/count_tokens", "/apps/anthropic/v1/messages/count_tokens"),
+        ] {
+            assert_eq!(resolve("POST", theirs), resolve("POST", ours), "{theirs}");
+        }
+        assert_eq!(resolve("GET", "/compatible-mode/v1/models"), Route::Local(Local::Models));
+        assert_eq!(resolve("POST", "/compatible-mode/v1/messages"), Route::NotFound);
+        assert_eq!(resolve("POST", "/apps/anthropic/v1/chat/completions"), Route::NotFound);
+    }
+
+    #[test]
     fn a_known_path_with_a_wrong_method_is_told_so() {
-        assert_eq!(resolve("GET", "/v1/messages"), Route::WrongMethod { allow: "POST, OPTIONS" });
-        let local = Route::WrongMethod { allow: "GET, HEAD, OPTIONS" };
-        assert_eq!(resolve("POST", "/health"), local);
-        assert_eq!(resolve("DELETE", "/v1/models"), local);
+        assert_eq!(resolve("GET", "/v1/messages"), Route::WrongMethod { allow: POST });
+        assert_eq!(resolve("POST", "/health"), Route::WrongMethod { allow: READ });
+        assert_eq!(resolve("DELETE", "/v1/models"), Route::WrongMethod { allow: READ });
+        assert_eq!(resolve("PUT", "/v1/files/f"), Route::WrongMethod { allow: MANAGE });
+        assert_eq!(resolve("GET", "/v1/responses"), Route::WrongMethod { allow: POST });
     }
 
     #[test]
@@ -190,6 +401,8 @@ mod tests {
         for method in ["GET", "HEAD"] {
             assert_eq!(resolve(method, "/health"), Route::Local(Local::Health));
             assert_eq!(resolve(method, "/"), Route::Local(Local::Index));
+            let model = Local::Model("qwen3.7-plus".to_owned());
+            assert_eq!(resolve(method, "/v1/models/qwen3.7-plus"), Route::Local(model));
         }
         assert!(Local::Health.is_open() && Local::Index.is_open());
         assert!(!Local::Status.is_open() && !Local::Models.is_open());
@@ -210,10 +423,14 @@ mod tests {
             "/v1/%63hat/completions",
             "/v1/x/../chat/completions",
             "/V1/chat/completions",
-            "/v1/embeddings",
+            "/v1/audio/speech",
             "",
             "*",
             "/v1/messages/../chat/completions",
+            "/v1/files/../chat",
+            "/v1/files/a%2fb",
+            "/v1/models/a?b",
+            "/compatible-mode/chat/completions",
         ] {
             assert_eq!(resolve("POST", path), Route::NotFound, "{path}");
         }
@@ -223,6 +440,7 @@ mod tests {
     fn errors_are_told_in_the_callers_protocol() {
         assert_eq!(protocol_of("/v1/messages", false), Protocol::Anthropic);
         assert_eq!(protocol_of("/v1/messages/nope", false), Protocol::Anthropic);
+        assert_eq!(protocol_of("/apps/anthropic/v1/x", false), Protocol::Anthropic);
         assert_eq!(protocol_of("/v1/messagesx", false), Protocol::OpenAi);
         assert_eq!(protocol_of("/api/v1/services/x", false), Protocol::Native);
         assert_eq!(protocol_of("/v1/models", true), Protocol::Anthropic);

@@ -4,6 +4,7 @@
 //! behind one mutex, and its callers hold that for a few comparisons only.
 
 mod ask;
+mod pins;
 mod slots;
 mod twins;
 mod view;
@@ -18,6 +19,7 @@ use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
 use crate::clock::{Moment, Timestamp};
 pub use ask::{Ask, Next, Tried, Wanted};
+use pins::Pins;
 pub use slots::Snapshot;
 use slots::{Cursor, SlotState};
 pub use view::SlotView;
@@ -79,6 +81,8 @@ pub struct Scheduler {
     stream_only: HashSet<Arc<str>>,
     /// Keys that look like one account, each pair once.
     twins: Vec<(KeyIndex, KeyIndex)>,
+    /// Which key made which identifier.
+    pins: Pins,
     /// The file as it was read: strangers' records and fields are written back from here.
     base: Arc<StateFile>,
     tick: Tick,
@@ -90,7 +94,8 @@ pub struct Scheduler {
 impl Scheduler {
     /// Continues from a state file. Slots it does not know start without a cooldown.
     #[must_use]
-    pub fn new(pool: Arc<Pool>, cooldown: Duration, file: StateFile, now: Timestamp) -> Self {
+    pub fn new(pool: Arc<Pool>, cooldown: Duration, mut file: StateFile, now: Timestamp) -> Self {
+        let pins = Pins::take(&mut file);
         let fresh = |slot| (slot, SlotState { updated_at: now, ..SlotState::default() });
         let mut slots: HashMap<Slot, SlotState> = pool.slots().map(fresh).collect();
         for record in file.model_state.values() {
@@ -114,6 +119,7 @@ impl Scheduler {
             benches: Benches::default(),
             stream_only: HashSet::new(),
             twins: Vec::new(),
+            pins,
             base: Arc::new(file),
             tick: Tick::default(),
             revision: 1,
@@ -128,7 +134,10 @@ impl Scheduler {
         let mut direct = ask.wanted == Wanted::Pool;
         let mut best: Option<(Reluctance, Slot)> = None;
         let mut any_available = false;
-        for slot in self.walk(ask.wanted) {
+        if let Some(slot) = self.preferred(ask, moment) {
+            return Next::Slot(Pick { slot, began: self.advance(), direct: false });
+        }
+        for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
                 continue;
             }
@@ -149,7 +158,7 @@ impl Scheduler {
         match best {
             Some((_, slot)) => Next::Slot(Pick { slot, began: self.advance(), direct }),
             None if any_available => Next::NoneLeft,
-            None => self.all_cooling(ask.wanted),
+            None => self.all_cooling(ask),
         }
     }
 
@@ -251,13 +260,38 @@ impl Scheduler {
             slots: self.slots.clone(),
             key_cursor: self.key_cursor,
             model_cursors: self.model_cursors.clone(),
+            pins: self.pins.clone(),
             base: Arc::clone(&self.base),
         }
     }
 
-    /// Every slot for a request, in the order in which it asks for them.
-    fn walk<'a>(&'a self, wanted: Wanted<'a>) -> impl Iterator<Item = Slot> + 'a {
+    /// The client's own choice, if it can be had at once: on the current key, or the only one.
+    fn preferred(&self, ask: &Ask<'_>, moment: Moment) -> Option<Slot> {
+        let place = self.pool.place_of(ask.first?)?;
+        let key = ask.key.unwrap_or(KeyIndex(self.key_cursor.at));
+        let slot = Slot { key, model: Arc::clone(&self.pool.models()[place]) };
+        let is_fine = self.is_available(&slot, moment.calendar)
+            && !ask.tried.contains(&slot)
+            && self.reluctance(&slot, ask, moment.monotonic) == Reluctance::None;
+        is_fine.then_some(slot)
+    }
+
+    /// The key with which the next request starts.
+    #[must_use]
+    pub fn current_key(&self, now: Timestamp) -> KeyIndex {
+        let mut walk = self.walk(Wanted::Pool, None);
+        let first = walk.find(|slot| self.is_available(slot, now));
+        first.map_or(KeyIndex(self.key_cursor.at), |slot| slot.key)
+    }
+
+    /// Every slot for a request, in the order in which it asks for them. `only`: of this key.
+    fn walk<'a>(
+        &'a self,
+        wanted: Wanted<'a>,
+        only: Option<KeyIndex>,
+    ) -> impl Iterator<Item = Slot> + 'a {
         let keys = wrapping(self.key_cursor.at, self.pool.key_count()).map(KeyIndex);
+        let keys = keys.filter(move |key| only.is_none_or(|only| only == *key));
         keys.flat_map(move |key| {
             let (models, own) = match wanted {
                 Wanted::Pool => (self.models_of(key), None),
@@ -308,8 +342,8 @@ impl Scheduler {
         self.slots.get(slot).is_none_or(|state| state.cooldown_until <= now)
     }
 
-    fn all_cooling(&self, wanted: Wanted<'_>) -> Next {
-        let ends = self.walk(wanted).filter_map(|slot| self.slots.get(&slot));
+    fn all_cooling(&self, ask: &Ask<'_>) -> Next {
+        let ends = self.walk(ask.wanted, ask.key).filter_map(|slot| self.slots.get(&slot));
         let ends: Vec<Timestamp> = ends.map(|state| state.cooldown_until).collect();
         Next::AllCooling {
             until: ends.iter().min().copied().unwrap_or_default(),

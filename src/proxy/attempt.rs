@@ -7,22 +7,30 @@ use http::header::AUTHORIZATION;
 use log::{debug, info, warn};
 
 use super::heads::{is_event_stream, number};
-use super::{Proxy, Task};
+use super::{ClientRequest, NO_MODEL, Proxy, Task};
 use crate::clock;
 use crate::config::AuthMode;
 use crate::log_text::Quoted;
 use crate::policy::bench::Rest;
 use crate::policy::failover::{self, Penalty};
-use crate::policy::headers;
+use crate::policy::headers::{self, Content};
+use crate::policy::ids::{self, Makes};
 use crate::policy::pool::{KeyIndex, Slot};
-use crate::policy::route::Protocol;
+use crate::policy::route::{Base, Rule};
 use crate::policy::scheduler::{Pick, Wanted};
 use crate::policy::verdict::{self, Failure, Judgement, Verdict};
-use crate::relay::{self, Held};
-use crate::upstream::{self, Answer, CallError};
+use crate::relay::{self, Client, Held, Upload};
+use crate::upstream::{self, Answer, CallError, Payload};
+
+/// How long a key rests that cannot serve a request without a model.
+const NO_MODEL_REST: Duration = Duration::from_secs(600);
 
 /// How much of upstream's error message is kept in the state file, in characters.
 const LONGEST_MESSAGE: usize = 1000;
+
+/// How much of an answer that makes an identifier is held until that is found, in bytes: the
+/// identifier may be its last member.
+const LONGEST_MAKER: usize = 4 << 20;
 
 /// An answer that has been judged. What its verdict took is held.
 pub(super) struct Judged {
@@ -33,43 +41,74 @@ pub(super) struct Judged {
 
 impl Proxy {
     /// Asks one slot; once more if the first call cannot have been worked on.
-    pub(super) fn attempt(&self, task: &mut Task<'_>, pick: &Pick) -> Result<Judged, CallError> {
+    pub(super) fn attempt(
+        &self,
+        task: &mut Task<'_>,
+        pick: &Pick,
+        client: &mut dyn Client,
+    ) -> Result<Judged, CallError> {
         task.story.attempts += 1;
-        let mut outcome = self.call(task, &pick.slot);
+        let mut outcome = self.call(task, &pick.slot, client);
         if let Err(error) = &outcome
             && error.repeatable
+            && !task.request.endpoint.is_upload()
         {
             debug!("repeat id={} cause={}", task.request.id, Quoted(&error.cause));
             task.story.attempts += 1;
-            outcome = self.call(task, &pick.slot);
+            outcome = self.call(task, &pick.slot, client);
         }
         let judged = self.judge(outcome?, task);
         self.learn(&judged, task, pick);
         Ok(judged)
     }
 
-    fn call(&self, task: &Task<'_>, slot: &Slot) -> Result<Answer, CallError> {
+    pub(super) fn call(
+        &self,
+        task: &Task<'_>,
+        slot: &Slot,
+        client: &mut dyn Client,
+    ) -> Result<Answer, CallError> {
         let request = task.request;
-        let protocol = request.endpoint.protocol;
-        let base = match protocol {
-            Protocol::OpenAi => &self.config.openai_base,
-            Protocol::Anthropic => &self.config.anthropic_base,
-            Protocol::Native => &self.config.native_base,
+        let url = self.url(request, slot.key);
+        let client_headers = request.headers.iter().map(|(name, value)| (&**name, &**value));
+        let content = match task.body {
+            Some(_) => Content::Json,
+            None => Content::Clients,
         };
+        let mut headers = headers::upward(client_headers, request.endpoint.protocol, content);
+        self.authorize(&mut headers, slot.key);
+        let edited = task.body.map(|body| match task.wanted {
+            Wanted::Pool => body.with_model(&slot.model),
+            Wanted::Model(_) => body.as_sent(),
+        });
+        let length = client.upload_length();
+        let mut upload = Upload(client);
+        let payload = match &edited {
+            Some(edited) => Payload::Bytes(edited),
+            None if task.request.endpoint.is_upload() => {
+                Payload::Stream { reader: &mut upload, length }
+            }
+            None => Payload::Nothing,
+        };
+        self.upstream.send(&request.method, &url, headers, payload)
+    }
+
+    /// Where a request goes with this key.
+    fn url(&self, request: &ClientRequest, key: KeyIndex) -> String {
         let mut target = request.endpoint.path.clone();
         if let Some(query) = &request.query {
             target.push('?');
             target.push_str(query);
         }
-        let client_headers = request.headers.iter().map(|(name, value)| (&**name, &**value));
-        let mut headers = headers::upward(client_headers, protocol);
-        self.authorize(&mut headers, slot.key);
-        let body = match task.wanted {
-            Wanted::Pool => task.body.with_model(&slot.model),
-            Wanted::Model(_) => task.body.as_sent(),
-        };
-        let origin = self.config.keys[slot.key.0].origin.as_ref();
-        self.upstream.post(&base.join(&target, origin), headers, &body)
+        let origin = self.config.keys[key.0].origin.as_ref();
+        match request.endpoint.base {
+            Base::OpenAi => self.config.openai_base.join(&target, origin),
+            Base::OpenAiOrigin => {
+                format!("{}{target}", origin.unwrap_or(self.config.openai_base.origin()))
+            }
+            Base::Anthropic => self.config.anthropic_base.join(&target, origin),
+            Base::Native => self.config.native_base.join(&target, origin),
+        }
     }
 
     fn authorize(&self, headers: &mut HeaderMap, key: KeyIndex) {
@@ -85,22 +124,10 @@ impl Proxy {
     /// Reads as much of an answer as its verdict needs.
     fn judge(&self, mut answer: Answer, task: &Task<'_>) -> Judged {
         let is_success = (200..300).contains(&answer.status);
-        let (held, mut judgement) = if !is_success {
-            let mut held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
-            let judgement = verdict::classify(Failure {
-                status: answer.status,
-                retry_after: number(&answer.headers, "retry-after"),
-                prefix: &held.bytes,
-                names_model: task.wanted != Wanted::Pool,
-            });
-            self.scrub(&mut held.bytes);
-            (held, judgement)
-        } else if is_event_stream(&answer.headers) {
-            let (held, event) = relay::hold_first_event(&mut answer.body);
-            let judgement = event.map(|event| verdict::classify_first_event(&event));
-            (held, judgement.unwrap_or_else(Judgement::success))
+        let (held, mut judgement) = if is_success {
+            self.judge_success(&mut answer, task)
         } else {
-            (Held::default(), Judgement::success())
+            self.judge_failure(&mut answer, task)
         };
         judgement.verdict = if held.ended_by_client() {
             // A client that left teaches nothing.
@@ -111,10 +138,44 @@ impl Proxy {
         Judged { answer, held, judgement }
     }
 
+    fn judge_failure(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
+        let mut held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
+        let mut judgement = verdict::classify(Failure {
+            status: answer.status,
+            retry_after: number(&answer.headers, "retry-after"),
+            prefix: &held.bytes,
+            names_model: task.wanted != Wanted::Pool,
+        });
+        // Where nothing may rotate, the answer is the client's, unless it is about our key.
+        let is_pinned = matches!(task.request.endpoint.rule, Rule::Pinned { .. });
+        if is_pinned && judgement.verdict != Verdict::KeyRejected {
+            judgement.verdict = Verdict::CallerError;
+        }
+        self.scrub(&mut held.bytes);
+        (held, judgement)
+    }
+
+    fn judge_success(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
+        if is_event_stream(&answer.headers) {
+            let (held, event) = relay::hold_first_event(&mut answer.body);
+            let judgement = event.as_deref().map(verdict::classify_first_event);
+            return (held.with_first_event(event), judgement.unwrap_or_else(Judgement::success));
+        }
+        let held = match task.makes {
+            Makes::Nothing => Held::default(),
+            _ => relay::hold_prefix(&mut answer.body, LONGEST_MAKER),
+        };
+        (held, Judgement::success())
+    }
+
     fn learn(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
         match judged.judgement.verdict {
+            Verdict::QuotaExhausted if &*pick.slot.model == NO_MODEL => {
+                // No quota of one model: it is the key that cannot serve this.
+                self.bench_slot(&pick.slot, Rest::For(NO_MODEL_REST), task);
+            }
             Verdict::QuotaExhausted => self.learn_exhaustion(judged, task, pick),
-            Verdict::Success => self.learn_success(task, pick),
+            Verdict::Success => self.learn_success(judged, task, pick),
             Verdict::StreamOnly => self.scheduler.lock().note_stream_only(&pick.slot.model),
             verdict => self.penalize(verdict, judged, task, &pick.slot),
         }
@@ -152,9 +213,15 @@ impl Proxy {
         }
     }
 
-    fn learn_success(&self, task: &mut Task<'_>, pick: &Pick) {
+    fn learn_success(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
         let base = task.request.endpoint.protocol;
-        let stamped = self.scheduler.lock().report_success(pick, base, clock::now());
+        let ids = ids::found_in(task.makes, judged.held.meaning());
+        let stamped = {
+            let mut scheduler = self.scheduler.lock();
+            // Before the client hears of an identifier, its key is known.
+            task.story.learned |= scheduler.pin(ids, pick.slot.key, clock::now());
+            scheduler.report_success(pick, base, clock::now())
+        };
         task.story.learned |= stamped.changed;
         if stamped.revived {
             warn!(

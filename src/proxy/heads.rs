@@ -2,8 +2,9 @@
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
 
-use super::Proxy;
+use super::{NO_MODEL, Proxy};
 use crate::error::ProxyError;
 use crate::policy::headers;
 use crate::policy::pool::Slot;
@@ -33,7 +34,9 @@ impl Proxy {
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         headers.insert(KEY_HEADER, text_value(self.pool.label(slot.key)));
-        headers.insert(MODEL_HEADER, text_value(&slot.model));
+        if &*slot.model != NO_MODEL {
+            headers.insert(MODEL_HEADER, text_value(&slot.model));
+        }
         headers.insert(ATTEMPTS_HEADER, attempts.into());
         self.allow_origin(&mut headers);
         if is_event_stream(&answer.headers) {
@@ -45,15 +48,21 @@ impl Proxy {
     /// The whole answer that tells a client of an error.
     #[must_use]
     pub fn error_answer(&self, error: &ProxyError, protocol: Protocol) -> (Head, Vec<u8>) {
-        let body = error.body(protocol);
+        let (mut head, body) = self.json_answer(error.status(), &error.body(protocol));
+        for (name, value) in error.headers() {
+            head.headers.insert(name, text_value(&value));
+        }
+        (head, body)
+    }
+
+    /// A whole answer of our own.
+    pub(super) fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
+        let body = value.to_string().into_bytes();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        for (name, value) in error.headers() {
-            headers.insert(name, text_value(&value));
-        }
         self.allow_origin(&mut headers);
         let length = Some(body.len() as u64);
-        (Head { status: error.status(), headers, length }, body)
+        (Head { status, headers, length }, body)
     }
 
     /// CORS, on every answer of an API path: a browser hides even an error from its script

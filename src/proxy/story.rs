@@ -49,9 +49,10 @@ impl Proxy {
             (None, _) => "clean".to_owned(),
         };
         info!(
-            "request id={} client={} method=POST path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
+            "request id={} client={} method={} path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
             request.id,
             request.peer.ip(),
+            request.method,
             Quoted(&request.path),
             Quoted(story.asked.as_deref().unwrap_or("-")),
             story.slot.as_ref().map_or_else(|| "-".to_owned(), |slot| self.pool.show(slot)),

@@ -3,14 +3,17 @@
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use http::StatusCode;
 use tiny_http::Request;
 
+use super::connections::Activity;
 use super::fd::Descriptors;
 use super::head::Head as RequestHead;
+use super::head::{BodyLength, LARGEST_UPLOAD};
 use super::intake::Turn;
+use crate::clock;
 use crate::relay::{Client, Head};
 use crate::upstream::ClientWatch;
 
@@ -22,6 +25,8 @@ pub(super) struct Answer {
     // Order matters when this is dropped: first the library may go on, then it is the turn of
     // the connection's next request.
     output: Output,
+    /// What is still to be read of an upload.
+    upload: Upload,
     /// Bytes that go out with the next write.
     pending: Vec<u8>,
     framing: Framing,
@@ -34,6 +39,15 @@ pub(super) struct Answer {
     /// This is the last answer because we say so.
     last: bool,
     turn: Turn,
+}
+
+/// A body that is read while it is sent on.
+struct Upload {
+    /// How many bytes are to come; `None` = it says itself when it ends.
+    left: Option<u64>,
+    begun: Instant,
+    bytes: u64,
+    is_over: bool,
 }
 
 enum Output {
@@ -54,7 +68,7 @@ enum Framing {
 }
 
 impl Answer {
-    /// The answer to `request`, whose body has been read.
+    /// The answer to `request`. Its body has been read, or is an upload.
     pub(super) fn new(
         request: Request,
         head: &RequestHead,
@@ -63,6 +77,7 @@ impl Answer {
     ) -> Self {
         Self {
             output: Output::Unused(request),
+            upload: Upload::of(head.length),
             pending: Vec::new(),
             framing: Framing::None,
             peer: head.peer,
@@ -81,7 +96,21 @@ impl Answer {
         let _ = self.send(body).and_then(|()| self.finish());
     }
 
+    /// The body has been read, and what is left to the library is nothing.
+    pub(super) fn body_was_read(mut self) -> Self {
+        self.upload.is_over = true;
+        self
+    }
+
+    /// Reads the rest of an upload that was not wanted: the library would do it with an allocation
+    /// of that size.
+    fn finish_upload(&mut self) {
+        let mut nowhere = [0; 16 * 1024];
+        while matches!(self.read_upload(&mut nowhere), Ok(1..)) {}
+    }
+
     fn writer(&mut self) -> &mut dyn Write {
+        self.finish_upload();
         if let Output::Unused(_) = self.output
             && let Output::Unused(request) = std::mem::replace(&mut self.output, Output::Gone)
         {
@@ -128,7 +157,7 @@ fn push_head(out: &mut Vec<u8>, head: &Head, framing: Framing, closes: bool) {
         push_header(out, name.as_str(), value.as_bytes());
     }
     if !head.headers.contains_key("date") {
-        let date = httpdate::fmt_http_date(SystemTime::from(crate::clock::now()));
+        let date = httpdate::fmt_http_date(SystemTime::from(clock::now()));
         push_header(out, "date", date.as_bytes());
     }
     match framing {
@@ -151,7 +180,53 @@ fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+impl Upload {
+    fn of(length: BodyLength) -> Self {
+        let left = match length {
+            BodyLength::Exact(length) => Some(length),
+            BodyLength::None => Some(0),
+            BodyLength::Chunked | BodyLength::Unclear => None,
+        };
+        Self { left, begun: clock::instant(), bytes: 0, is_over: left == Some(0) }
+    }
+
+    /// Reads once, not beyond the end: the library would read ahead into the next request.
+    fn read(&mut self, request: &mut Request, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = self.left.map_or(buffer.len(), |left| {
+            usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len())
+        });
+        let count = request.as_reader().read(&mut buffer[..most])?;
+        self.bytes += count as u64;
+        self.left = self.left.map(|left| left - count as u64);
+        if count == 0 && self.left.is_some() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if self.bytes > LARGEST_UPLOAD {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.is_over = count == 0 || self.left == Some(0);
+        Ok(count)
+    }
+}
+
 impl Client for Answer {
+    fn upload_length(&self) -> Option<u64> {
+        self.upload.left
+    }
+
+    fn read_upload(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Output::Unused(request) = &mut self.output else { return Ok(0) };
+        if self.upload.is_over {
+            return Ok(0);
+        }
+        let outcome = self.upload.read(request, buffer);
+        self.upload.is_over |= outcome.is_err();
+        let Upload { begun, bytes, is_over, .. } = self.upload;
+        let activity = if is_over { Activity::Served } else { Activity::Sending { begun, bytes } };
+        self.turn.turn_to(activity);
+        outcome
+    }
+
     fn start(&mut self, head: &Head) {
         // A stop may have begun since the request came.
         self.last |= self.turn.is_draining();

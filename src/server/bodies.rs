@@ -30,10 +30,11 @@ pub(super) struct Share {
 }
 
 /// A body in memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
-    pub(super) share: Share,
+    /// Its part of the budget; none for no body.
+    pub(super) share: Option<Share>,
 }
 
 /// Why there is no body.
@@ -98,7 +99,7 @@ pub(super) fn receive(
         }
         BodyLength::Chunked => chunked(request.as_reader(), largest, &mut share, progress)?,
     };
-    Ok(Received { bytes, share })
+    Ok(Received { bytes, share: Some(share) })
 }
 
 /// Exactly `length` bytes and not one read more: the library would read ahead into the next
@@ -140,7 +141,7 @@ fn chunked(
             return Ok(bytes);
         }
         if bytes.len() > largest {
-            return Err(ReceiveError::Refused(ProxyError::TooLarge { limit: largest }));
+            return Err(ReceiveError::Refused(ProxyError::TooLarge { limit: largest as u64 }));
         }
     }
 }

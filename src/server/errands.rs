@@ -51,6 +51,7 @@ impl Front {
         let Job { mut pending, endpoint, body, ticket: _ticket } = job;
         let body = match body {
             Some(body) => body,
+            None if endpoint.is_upload() => Received::default(),
             None => match self.read_body(&mut pending) {
                 Ok(body) => body,
                 Err(ReceiveError::Refused(error)) => return self.give_refusal(pending, error),
@@ -65,6 +66,7 @@ impl Front {
         let request = ClientRequest {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
             peer: pending.head.peer,
+            method: pending.head.method.clone(),
             path: pending.head.path.clone(),
             query: pending.head.query.clone(),
             headers,
@@ -72,7 +74,12 @@ impl Front {
             endpoint,
             arrived: pending.arrived,
         };
-        self.proxy.serve(request, Box::new(self.answer_to(pending)));
+        let is_upload = request.endpoint.is_upload();
+        let mut answer = self.answer_to(pending);
+        if !is_upload {
+            answer = answer.body_was_read();
+        }
+        self.proxy.serve(request, Box::new(answer));
     }
 
     fn answer_to(&self, pending: Pending) -> Answer {
@@ -82,9 +89,13 @@ impl Front {
     }
 
     pub(super) fn page(&self, pending: Pending, local: Local) {
-        let (mut page, body) = self.admin.page(local, pending.head.protocol);
-        self.proxy.allow_origin(&mut page.headers);
-        self.respond(pending, &page, &body);
+        match self.admin.page(&local, pending.head.protocol) {
+            Ok((mut page, body)) => {
+                self.proxy.allow_origin(&mut page.headers);
+                self.respond(pending, &page, &body);
+            }
+            Err(error) => self.refuse(pending, &error),
+        }
     }
 
     /// Answers a browser's question with whatever it asks for: the key is checked later.
@@ -96,7 +107,7 @@ impl Front {
             let asked = asked.and_then(|value| HeaderValue::from_str(value).ok());
             let allowed = asked.unwrap_or(HeaderValue::from_static("*"));
             headers.insert("access-control-allow-headers", allowed);
-            let methods = HeaderValue::from_static("GET, HEAD, POST, OPTIONS");
+            let methods = HeaderValue::from_static("GET, HEAD, POST, DELETE, OPTIONS");
             headers.insert("access-control-allow-methods", methods);
             headers.insert("access-control-max-age", HeaderValue::from_static("86400"));
         }

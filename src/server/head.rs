@@ -40,6 +40,9 @@ pub(super) enum BodyLength {
     Unclear,
 }
 
+/// An upload may be this long, in bytes: DashScope takes files of up to 500 MB.
+pub(super) const LARGEST_UPLOAD: u64 = 512 << 20;
+
 /// The library copies bodies of up to this many bytes before it hands the request out, unless
 /// the client waits for `100 Continue`.
 const READ_AHEAD: u64 = 1024;
@@ -100,7 +103,7 @@ impl Head {
     }
 
     /// Refuses a body that cannot be used, before a byte of it is read.
-    pub(super) fn check_body(&self, request: &Request, limit: usize) -> Result<(), ProxyError> {
+    pub(super) fn check_body(&self, request: &Request, limit: u64) -> Result<(), ProxyError> {
         let query = self.query.as_deref().unwrap_or_default();
         if format!("/?{query}").parse::<PathAndQuery>().is_err() {
             return Err(ProxyError::Malformed("the query holds characters that no URL may hold"));
@@ -111,9 +114,7 @@ impl Head {
             return Err(ProxyError::Encoded { coding: coding.chars().take(40).collect() });
         }
         match self.length {
-            BodyLength::Exact(length) if length > limit as u64 => {
-                Err(ProxyError::TooLarge { limit })
-            }
+            BodyLength::Exact(length) if length > limit => Err(ProxyError::TooLarge { limit }),
             _ => Ok(()),
         }
     }

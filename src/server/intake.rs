@@ -17,7 +17,7 @@ use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
 use super::fd::Descriptors;
 use super::gate::Gate;
-use super::head::{self, Head};
+use super::head::{self, Head, LARGEST_UPLOAD};
 use super::refusals;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
@@ -213,7 +213,7 @@ impl Front {
         let pending = Pending { request, head, arrived, turn };
         let front = Arc::clone(self);
         match self.judge(&pending) {
-            Ok(Errand::Serve(endpoint)) if pending.body_is_here() => {
+            Ok(Errand::Serve(endpoint)) if endpoint.is_upload() || pending.body_is_here() => {
                 self.enter(pending, endpoint, None);
             }
             Ok(Errand::Serve(endpoint)) => {
@@ -241,7 +241,11 @@ impl Front {
             Route::Local(local) => authorized().map(|()| Errand::Page(local)),
             Route::Upstream(endpoint) => {
                 authorized()?;
-                head.check_body(request, self.config.max_body_bytes)?;
+                let limit = match endpoint.is_upload() {
+                    true => LARGEST_UPLOAD,
+                    false => self.config.max_body_bytes as u64,
+                };
+                head.check_body(request, limit)?;
                 if self.admission.is_full() {
                     return Err(ProxyError::Overloaded);
                 }

@@ -10,6 +10,10 @@ pub struct Ask<'a> {
     pub tried: &'a Tried,
     /// Whose model it gets.
     pub wanted: Wanted<'a>,
+    /// The only key that may serve it, if there is one.
+    pub key: Option<KeyIndex>,
+    /// The client's choice among the pool's models, if that counts.
+    pub first: Option<&'a str>,
     /// The base URL it goes to.
     pub base: Protocol,
     /// Whether its answer is a stream.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::pins::Pins;
 use super::{KeyIndex, Pool, RuntimeRecord, Slot, SlotRecord, StateFile, Tick, Timestamp, state};
 
 #[derive(Clone, Debug, Default)]
@@ -68,6 +69,7 @@ pub struct Snapshot {
     pub(super) slots: HashMap<Slot, SlotState>,
     pub(super) key_cursor: Cursor,
     pub(super) model_cursors: Vec<Cursor>,
+    pub(super) pins: Pins,
     pub(super) base: Arc<StateFile>,
 }
 
@@ -84,6 +86,7 @@ impl Snapshot {
                 .or_insert_with(|| SlotRecord::new(key_hash, model, state.updated_at));
             state.write(record);
         }
+        self.pins.put(&mut file);
         write_cursor(&mut file, state::KEY_CURSOR.to_owned(), self.key_cursor);
         for (key, cursor) in self.model_cursors.iter().enumerate() {
             let name = state::model_cursor_name(self.pool.key_hash(KeyIndex(key)));

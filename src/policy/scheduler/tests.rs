@@ -31,7 +31,7 @@ fn moment(calendar: Timestamp) -> Moment {
 }
 
 fn ask(tried: &Tried) -> Ask<'_> {
-    Ask { tried, wanted: Wanted::Pool, base: BASE, streamed: false }
+    Ask { tried, wanted: Wanted::Pool, key: None, first: None, base: BASE, streamed: false }
 }
 
 fn tried(slots: &[Slot]) -> Tried {

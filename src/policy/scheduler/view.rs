@@ -1,7 +1,6 @@
 //! The pool as a person may see it.
 
-use super::{Scheduler, Slot, Timestamp, Wanted};
-use crate::policy::pool::KeyIndex;
+use super::{Scheduler, Slot, Timestamp};
 
 /// One slot as the status page shows it.
 #[derive(Debug)]
@@ -28,9 +27,7 @@ impl Scheduler {
     /// Every slot as a person may see it.
     #[must_use]
     pub fn view(&self, now: Timestamp) -> Vec<SlotView<'_>> {
-        let mut walk = self.walk(Wanted::Pool);
-        let first = walk.find(|slot| self.is_available(slot, now));
-        let current_key = first.map_or(KeyIndex(self.key_cursor.at), |slot| slot.key);
+        let current_key = self.current_key(now);
         let starts: Vec<usize> = self
             .pool
             .keys()
