@@ -16,7 +16,7 @@ fn refuse(mut socket: TcpStream) {
     while !head.ends_with(b"\r\n\r\n") && matches!(socket.read(&mut byte), Ok(1)) {
         head.push(byte[0]);
     }
-    socket.write_all(REFUSAL).unwrap();
+    socket.write_all(REFUSAL).expect("the answer is sent");
 }
 
 #[test]
