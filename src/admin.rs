@@ -1,7 +1,12 @@
-//! The pages of our own: what there is, how the pool stands, which models it has.
+//! The pages of our own: what there is, how the pool stands, which models it has, and what a
+//! person may change of it.
 
-use std::sync::Arc;
+mod steering;
+
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
@@ -10,10 +15,21 @@ use serde_json::{Value, json};
 
 use crate::clock::{self, Timestamp};
 use crate::error::ProxyError;
+use crate::metrics::{self, Load, Metrics, Standings};
 use crate::policy::route::{Local, Protocol};
-use crate::policy::scheduler::{Scheduler, SlotView};
+use crate::policy::scheduler::{Scheduler, SlotView, Standing};
+use crate::policy::verdict::Verdict;
 use crate::relay::Head;
 use crate::store::Store;
+
+/// Tells how busy the front is.
+struct LoadTeller(Box<dyn Fn() -> Load + Send + Sync>);
+
+impl fmt::Debug for LoadTeller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoadTeller")
+    }
+}
 
 /// What the pages are made from.
 #[derive(Debug)]
@@ -21,6 +37,12 @@ pub struct Admin {
     scheduler: Arc<Mutex<Scheduler>>,
     store: Arc<Store>,
     started: Timestamp,
+    running_since: Instant,
+    metrics: Arc<Metrics>,
+    /// How many tokens a slot's free quota has; 0 = unknown.
+    free_quota: u64,
+    /// How busy the front is; it is told once the front stands.
+    load: OnceLock<LoadTeller>,
     /// How many slots were available when everything known was on disk.
     available: AtomicUsize,
     draining: AtomicBool,
@@ -29,15 +51,33 @@ pub struct Admin {
 impl Admin {
     /// The pages of this process.
     #[must_use]
-    pub fn new(scheduler: Arc<Mutex<Scheduler>>, store: Arc<Store>) -> Self {
+    pub fn new(
+        scheduler: Arc<Mutex<Scheduler>>,
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        free_quota: u64,
+    ) -> Self {
         let available = scheduler.lock().available_count(clock::now());
         Self {
             scheduler,
             store,
+            metrics,
+            free_quota,
+            load: OnceLock::new(),
             started: clock::now(),
+            running_since: clock::instant(),
             available: AtomicUsize::new(available),
             draining: AtomicBool::new(false),
         }
+    }
+
+    /// Where to ask how busy the front is.
+    pub fn attach_load(&self, load: impl Fn() -> Load + Send + Sync + 'static) {
+        let _ = self.load.set(LoadTeller(Box::new(load)));
+    }
+
+    fn load(&self) -> Load {
+        self.load.get().map(|load| (load.0)()).unwrap_or_default()
     }
 
     /// From now on `/health` says that this process is about to end.
@@ -51,6 +91,7 @@ impl Admin {
     /// When there is no such model.
     pub fn page(&self, local: &Local, protocol: Protocol) -> Result<(Head, Vec<u8>), ProxyError> {
         let (status, value) = match local {
+            Local::Metrics => return Ok(self.metrics_page()),
             Local::Index => (200, index()),
             Local::Hello => (200, json!({"ok": true})),
             Local::Health => self.health(),
@@ -99,21 +140,105 @@ impl Admin {
     }
 
     fn status(&self) -> Value {
+        let load = self.load();
         let scheduler = self.scheduler.lock();
         let pool = scheduler.pool();
-        let now = clock::now();
+        let moment = clock::moment();
         let models: Vec<Value> =
-            scheduler.view(now).iter().map(|view| slot(&scheduler, view)).collect();
+            scheduler.view(moment).iter().map(|view| self.slot(&scheduler, view)).collect();
         let twins = scheduler.twins().iter();
         let twins: Vec<_> = twins.map(|(a, b)| [pool.label(*a), pool.label(*b)]).collect();
         json!({
             "totalKeys": pool.key_count(),
             "modelsPerKey": pool.model_count(),
             "totalSlots": pool.slot_count(),
-            "availableSlots": scheduler.available_count(now),
+            "availableSlots": scheduler.available_count(moment.calendar),
+            "freeQuotaTokens": Some(self.free_quota).filter(|tokens| *tokens > 0),
             "sameAccount": twins,
+            "process": {
+                "version": env!("CARGO_PKG_VERSION"),
+                "uptimeSeconds": self.running_since.elapsed().as_secs(),
+                "workers": load.workers,
+                "workersBusy": load.busy,
+                "queueLength": load.queued,
+                "connections": load.connections,
+                "draining": self.draining.load(Ordering::Relaxed),
+                "stateFile": self.store.path().display().to_string(),
+                "stateWritable": self.store.is_writable(),
+            },
             "models": models,
         })
+    }
+
+    fn slot(&self, scheduler: &Scheduler, view: &SlotView<'_>) -> Value {
+        let pool = scheduler.pool();
+        let (state, reason, rest) = match view.standing {
+            Standing::Available => ("available", None, None),
+            Standing::Benched(rest) => {
+                ("benched", view.last_verdict.map(Verdict::name), Some(rest))
+            }
+            Standing::Cooling(rest) => ("cooling", Some("free_quota_exhausted"), Some(rest)),
+            Standing::Disabled => ("disabled", Some("manual"), None),
+        };
+        json!({
+            "keyHash": pool.label(view.slot.key),
+            "keyIndex": view.slot.key.0,
+            "currentKey": view.current_key,
+            "currentModel": view.current_model,
+            "id": &*view.slot.model,
+            "available": view.is_available(),
+            "state": state,
+            "reason": reason,
+            "secondsLeft": rest.map(|rest| rest.as_secs_f64().ceil()),
+            "cooldownUntil": view.cooldown_until.map(|end| end.to_string()),
+            "failureCount": view.failure_count,
+            "lastError": view.last_error,
+            "lastUsedAt": view.last_used_at.map(|at| at.to_string()),
+            "lastVerdict": view.last_verdict.map(Verdict::name),
+            "requests": view.tally.requests,
+            "inputTokens": view.tally.input_tokens,
+            "outputTokens": view.tally.output_tokens,
+            "images": view.tally.images,
+            "unknownRequests": view.tally.unknown_requests,
+            "estimatedTokensLeft": self.tokens_left(view),
+        })
+    }
+
+    /// What may be left of a slot's free quota. Answers that did not say what they used make it
+    /// too much.
+    fn tokens_left(&self, view: &SlotView<'_>) -> Option<u64> {
+        let used = view.tally.input_tokens + view.tally.output_tokens;
+        match view.standing {
+            _ if self.free_quota == 0 => None,
+            Standing::Cooling(_) => Some(0),
+            _ => Some(self.free_quota.saturating_sub(used)),
+        }
+    }
+
+    fn metrics_page(&self) -> (Head, Vec<u8>) {
+        let standings = Standings {
+            slots: self.slots_by_standing(),
+            load: self.load(),
+            state_writes: self.store.write_counts(),
+            uptime: self.running_since.elapsed(),
+        };
+        let body = self.metrics.render(&standings).into_bytes();
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE));
+        (Head { status: 200, headers, length: Some(body.len() as u64) }, body)
+    }
+
+    fn slots_by_standing(&self) -> Vec<(&'static str, usize)> {
+        let scheduler = self.scheduler.lock();
+        let views = scheduler.view(clock::moment());
+        let count =
+            |is: fn(&Standing) -> bool| views.iter().filter(|view| is(&view.standing)).count();
+        vec![
+            ("available", count(|standing| *standing == Standing::Available)),
+            ("benched", count(|standing| matches!(standing, Standing::Benched(_)))),
+            ("cooling", count(|standing| matches!(standing, Standing::Cooling(_)))),
+            ("disabled", count(|standing| *standing == Standing::Disabled)),
+        ]
     }
 
     fn models(&self, protocol: Protocol) -> Value {
@@ -152,22 +277,6 @@ impl Admin {
     }
 }
 
-fn slot(scheduler: &Scheduler, view: &SlotView<'_>) -> Value {
-    let pool = scheduler.pool();
-    json!({
-        "keyHash": pool.label(view.slot.key),
-        "keyIndex": view.slot.key.0,
-        "currentKey": view.current_key,
-        "currentModel": view.current_model,
-        "id": *view.slot.model,
-        "available": view.available,
-        "cooldownUntil": view.cooldown_until.map(|end| end.to_string()),
-        "failureCount": view.failure_count,
-        "lastError": view.last_error,
-        "lastUsedAt": view.last_used_at.map(|at| at.to_string()),
-    })
-}
-
 fn index() -> Value {
     json!({
         "name": env!("CARGO_PKG_NAME"),
@@ -189,6 +298,10 @@ fn index() -> Value {
             "GET /v1/models/{id}",
             "GET /models/status",
             "GET /health",
+            "GET /metrics",
+            "POST /models/reset",
+            "POST /models/disable",
+            "POST /models/enable",
         ],
     })
 }

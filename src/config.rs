@@ -72,6 +72,8 @@ pub struct Config {
     pub auth_mode: AuthMode,
     /// How long an exhausted slot cools.
     pub cooldown: Duration,
+    /// How many tokens a slot's free quota has; 0 = unknown.
+    pub free_quota_tokens: u64,
     /// The state file.
     pub state_path: PathBuf,
     /// The value of `Access-Control-Allow-Origin`; `None` switches CORS off.
@@ -150,6 +152,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         native_base: read.value("NATIVE_UPSTREAM_BASE_URL", BaseUrl::parse),
         auth_mode: read.value("UPSTREAM_AUTH_MODE", value::auth_mode),
         cooldown: read.seconds("MODEL_COOLDOWN_SECONDS", COOLDOWNS),
+        free_quota_tokens: read.number("FREE_QUOTA_TOKENS", 0..=u64::MAX),
         state_path: read.text("STATE_PATH").into(),
         cors_origin: read.value("CORS_ORIGIN", value::cors_origin),
         model_selection: read.value("MODEL_SELECTION", value::model_selection),
@@ -359,6 +362,7 @@ mod tests {
             ("OPENAI_UPSTREAM_BASE_URL", "http://127.0.0.1:1/b"),
             ("UPSTREAM_AUTH_MODE", "both"),
             ("MODEL_COOLDOWN_SECONDS", "1"),
+            ("FREE_QUOTA_TOKENS", "0"),
             ("STATE_PATH", "/tmp/state.json"),
             ("CORS_ORIGIN", "false"),
             ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
@@ -410,6 +414,7 @@ mod tests {
             ("OPENAI_UPSTREAM_BASE_URL", "https://geheim:geheim@h"),
             ("UPSTREAM_AUTH_MODE", "geheim"),
             ("MODEL_COOLDOWN_SECONDS", "0"),
+            ("FREE_QUOTA_TOKENS", "geheim"),
             ("CORS_ORIGIN", "geheim"),
             ("MODEL_SELECTION", "geheim"),
             ("FAILOVER", "geheim"),
@@ -439,6 +444,7 @@ mod tests {
                 "OPENAI_UPSTREAM_BASE_URL",
                 "UPSTREAM_AUTH_MODE",
                 "MODEL_COOLDOWN_SECONDS",
+                "FREE_QUOTA_TOKENS",
                 "CORS_ORIGIN",
                 "MODEL_SELECTION",
                 "FAILOVER",

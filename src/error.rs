@@ -51,6 +51,9 @@ impl From<ConfigError> for StartupError {
     }
 }
 
+/// The `Retry-After` when only a person can end the wait.
+const LONG_WAIT: u64 = 3_600;
+
 /// A `Retry-After` above this many seconds also says `x-should-retry: false`: the SDKs would
 /// otherwise wait and ask again while their user looks at a spinner.
 const LONGEST_USEFUL_RETRY: u64 = 60;
@@ -64,6 +67,12 @@ pub enum ProxyError {
     NotFound,
     /// The pool has no such model.
     NoSuchModel(String),
+    /// A page of another origin wants to read or change what is only ours.
+    ForeignOrigin,
+    /// A command that cannot be understood.
+    Command(String),
+    /// A command about something that is not in the pool: a key or a model.
+    NotInPool(String),
     /// The path is known, the method is not.
     WrongMethod {
         /// The methods that are.
@@ -88,13 +97,15 @@ pub enum ProxyError {
     /// The process ends, and waits for answers no longer.
     Stopping,
     /// No slot is available.
-    AllCooling {
-        /// When the first cooldown ends.
-        until: Timestamp,
+    NoSlot {
+        /// When the first cooldown ends, if any slot cools.
+        until: Option<Timestamp>,
         /// The time of the refusal.
         now: Timestamp,
-        /// How many slots cool: all of them.
-        slots: usize,
+        /// How many slots cool.
+        cooling: usize,
+        /// How many are switched off.
+        disabled: usize,
     },
     /// A model name that cannot be one.
     Model,
@@ -122,12 +133,13 @@ impl ProxyError {
     pub fn status(&self) -> u16 {
         match self {
             Self::Unauthorized => 401,
-            Self::NotFound | Self::NoSuchModel(_) => 404,
+            Self::ForeignOrigin => 403,
+            Self::NotFound | Self::NoSuchModel(_) | Self::NotInPool(_) => 404,
             Self::WrongMethod { .. } => 405,
-            Self::Body(_) | Self::Malformed(_) | Self::Model => 400,
+            Self::Body(_) | Self::Malformed(_) | Self::Model | Self::Command(_) => 400,
             Self::Encoded { .. } => 415,
             Self::TooLarge { .. } => 413,
-            Self::Overloaded | Self::Stopping | Self::AllCooling { .. } => 503,
+            Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => 503,
             Self::Unreachable { .. } | Self::KeyRejected { .. } => 502,
             Self::TimedOut { .. } => 504,
         }
@@ -139,8 +151,8 @@ impl ProxyError {
         match self {
             Self::WrongMethod { allow } => vec![("allow", (*allow).to_owned())],
             Self::Overloaded | Self::Stopping => vec![("retry-after", "1".to_owned())],
-            Self::AllCooling { until, now, .. } => {
-                let seconds = seconds_until(*until, *now);
+            Self::NoSlot { until, now, .. } => {
+                let seconds = until.map_or(LONG_WAIT, |until| seconds_until(until, *now));
                 let mut headers = vec![("retry-after", seconds.to_string())];
                 if seconds > LONGEST_USEFUL_RETRY {
                     headers.push(("x-should-retry", "false".to_owned()));
@@ -172,6 +184,9 @@ impl ProxyError {
         match self {
             Self::Unauthorized => "invalid_api_key",
             Self::NotFound => "not_found",
+            Self::ForeignOrigin => "foreign_origin",
+            Self::Command(_) => "invalid_command",
+            Self::NotInPool(_) => "not_in_pool",
             Self::NoSuchModel(_) => "model_not_found",
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Body(_) => "invalid_body",
@@ -182,7 +197,8 @@ impl ProxyError {
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded => "overloaded",
             Self::Stopping => "stopping",
-            Self::AllCooling { .. } => "free_quota_exhausted",
+            Self::NoSlot { cooling: 0, .. } => "pool_disabled",
+            Self::NoSlot { .. } => "free_quota_exhausted",
             Self::Unreachable { .. } => "upstream_unreachable",
             Self::TimedOut { .. } => "upstream_timeout",
         }
@@ -199,9 +215,10 @@ impl ProxyError {
     fn anthropic_type(&self) -> &'static str {
         match self {
             Self::Unauthorized => "authentication_error",
-            Self::NotFound | Self::NoSuchModel(_) => "not_found_error",
+            Self::ForeignOrigin => "permission_error",
+            Self::NotFound | Self::NoSuchModel(_) | Self::NotInPool(_) => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
-            Self::Overloaded | Self::Stopping | Self::AllCooling { .. } => "overloaded_error",
+            Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => "overloaded_error",
             Self::Unreachable { .. } | Self::KeyRejected { .. } | Self::TimedOut { .. } => {
                 "api_error"
             }
@@ -217,6 +234,11 @@ impl fmt::Display for ProxyError {
                 "the proxy key is missing or wrong; send PROXY_API_KEY as `Authorization: Bearer` or `x-api-key`",
             ),
             Self::NotFound => f.write_str("this proxy has no such path; `GET /` lists what it has"),
+            Self::ForeignOrigin => {
+                f.write_str("a page of another origin may not do this; open the proxy's own page")
+            }
+            Self::Command(what) => f.write_str(what),
+            Self::NotInPool(what) => write!(f, "the pool has no such {what}"),
             Self::NoSuchModel(id) => write!(f, "the pool has no model `{id}`"),
             Self::WrongMethod { allow } => write!(f, "this path takes {allow}"),
             Self::Body(error) => error.fmt(f),
@@ -236,11 +258,14 @@ impl fmt::Display for ProxyError {
             }
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
             Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),
-            Self::AllCooling { until, now, slots } => write!(
+            Self::NoSlot { until: Some(until), now, cooling, disabled } => write!(
                 f,
-                "the free quota of every slot is used up ({slots} of {slots} cooling); the first is tried again in {}, at {until}",
+                "no slot is available: the free quota of {cooling} is used up and {disabled} are switched off; the first is tried again in {}, at {until}",
                 in_words(until.since(*now))
             ),
+            Self::NoSlot { until: None, disabled, .. } => {
+                write!(f, "no slot is available: all {disabled} are switched off")
+            }
             Self::Unreachable { cause } => write!(f, "DashScope could not be reached: {cause}"),
             Self::TimedOut { cause } => write!(f, "DashScope did not answer in time: {cause}"),
         }
@@ -269,7 +294,8 @@ mod tests {
 
     fn cooling(millis: u64) -> ProxyError {
         let now = Timestamp(1_700_000_000_000);
-        ProxyError::AllCooling { until: Timestamp(now.0 + millis), now, slots: 6 }
+        let until = Some(Timestamp(now.0 + millis));
+        ProxyError::NoSlot { until, now, cooling: 6, disabled: 0 }
     }
 
     #[test]

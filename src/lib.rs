@@ -49,6 +49,7 @@ pub mod config;
 pub mod demo;
 pub mod error;
 pub mod logging;
+pub mod metrics;
 pub mod panics;
 pub mod service;
 pub mod standin;

@@ -14,4 +14,5 @@ pub mod route;
 pub mod scheduler;
 pub mod sse;
 pub mod state;
+pub mod usage;
 pub mod verdict;

@@ -19,6 +19,7 @@ use serde_json::json;
 use crate::clock;
 use crate::config::{Config, ModelSelection};
 use crate::error::ProxyError;
+use crate::metrics::Metrics;
 use crate::panics::fault_point;
 use crate::policy::body::RequestBody;
 use crate::policy::estimate;
@@ -27,6 +28,7 @@ use crate::policy::ids::{self, Makes};
 use crate::policy::pool::{KeyIndex, Pool, Slot, is_model_id};
 use crate::policy::route::{Endpoint, Protocol, Rule};
 use crate::policy::scheduler::{Ask, Next, Pick, Scheduler, Tried, Wanted};
+use crate::policy::usage::UsageScan;
 use crate::policy::verdict::Verdict;
 use crate::relay::{self, Client, End, Held, Relayed};
 use crate::store::Store;
@@ -68,6 +70,7 @@ pub struct Proxy {
     scheduler: Arc<Mutex<Scheduler>>,
     store: Arc<Store>,
     upstream: Upstream,
+    metrics: Arc<Metrics>,
 }
 
 /// A request whose body has been understood.
@@ -117,9 +120,10 @@ impl Proxy {
         scheduler: Arc<Mutex<Scheduler>>,
         store: Arc<Store>,
         upstream: Upstream,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let pool = Arc::clone(scheduler.lock().pool());
-        Self { config, pool, scheduler, store, upstream }
+        Self { config, pool, scheduler, store, upstream, metrics }
     }
 
     /// Serves one request. When it returns, the client has everything it will get, and what was
@@ -135,6 +139,7 @@ impl Proxy {
         }
         // The connection is free for its next request while the disk works.
         drop(client);
+        self.tally(&mut story);
         if story.learned {
             self.store.commit(&self.scheduler);
         }
@@ -209,8 +214,8 @@ impl Proxy {
         if let Some((mut answer, slot)) = told {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;
-            let held = Held::default();
-            task.story.relayed = Some(relay::relay(&head, held, &mut answer.body, client));
+            let (held, body) = (Held::default(), &mut answer.body);
+            task.story.relayed = Some(relay::relay(&head, held, body, client, |_| {}));
             return Ok(());
         }
         let tokens = estimate::input_tokens(&task.request.body);
@@ -269,8 +274,13 @@ impl Proxy {
         let answer = Kept { judged, slot: pick.slot };
         match verdict {
             Verdict::QuotaExhausted => return ControlFlow::Continue(()),
-            Verdict::Success | Verdict::CallerError => {
+            Verdict::Success => {
                 walk.kept = Some(answer);
+                return ControlFlow::Break(Outcome::Answered);
+            }
+            // After a 429, say, its own mistake is not the last word to a client.
+            Verdict::CallerError => {
+                walk.keep(answer);
                 return ControlFlow::Break(Outcome::Answered);
             }
             Verdict::AccountBlocked | Verdict::KeyRejected => walk.tried.add_key(answer.slot.key),
@@ -297,13 +307,13 @@ impl Proxy {
         let next = self.scheduler.lock().next_slot(&ask, moment);
         match next {
             Next::Slot(pick) => Ok(pick),
-            Next::AllCooling { until, slots } => {
-                Err(ProxyError::AllCooling { until, now: moment.calendar, slots })
+            Next::NoneAvailable { until, cooling, disabled } => {
+                Err(ProxyError::NoSlot { until, now: moment.calendar, cooling, disabled })
             }
             // Cooldowns so short that some ended while this request went on.
             Next::NoneLeft => {
-                let (now, slots) = (moment.calendar, self.pool.slot_count());
-                Err(ProxyError::AllCooling { until: now, now, slots })
+                let (now, cooling) = (moment.calendar, self.pool.slot_count());
+                Err(ProxyError::NoSlot { until: Some(now), now, cooling, disabled: 0 })
             }
         }
     }
@@ -321,12 +331,34 @@ impl Proxy {
             return Err(ProxyError::KeyRejected { label });
         }
         self.keep_cooldowns();
-        let Judged { mut answer, held, .. } = judged;
+        let Judged { mut answer, held, judgement } = judged;
         let head = self.head(&answer, &slot, story.attempts);
         story.slot = Some(slot);
         story.status = head.status;
-        story.relayed = Some(relay::relay(&head, held, &mut answer.body, client));
+        let mut scan = UsageScan::default();
+        let see = |bytes: &[u8]| scan.see(bytes);
+        story.relayed = Some(relay::relay(&head, held, &mut answer.body, client, see));
+        story.verdict = Some(judgement.verdict);
+        story.usage = scan.usage();
         Ok(())
+    }
+
+    /// Counts what an answer used, when it has ended however it did.
+    fn tally(&self, story: &mut Story) {
+        let Some(slot) = story.slot.clone().filter(|_| story.verdict == Some(Verdict::Success))
+        else {
+            return;
+        };
+        let usage = story.usage;
+        story.learned |= self.scheduler.lock().count(&slot, usage, clock::now());
+        if let Some(usage) = usage {
+            self.metrics.used(self.pool.label(slot.key), self.model_name(&slot), usage);
+        }
+    }
+
+    /// A model's name where no client's text may stand.
+    fn model_name<'a>(&self, slot: &'a Slot) -> &'a str {
+        if self.pool.place_of(&slot.model).is_some() { &slot.model } else { "other" }
     }
 
     /// Upstream gave no answer: the client is told why, or has left.

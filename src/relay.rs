@@ -188,11 +188,18 @@ impl Held {
     }
 }
 
-/// Sends the head, what was held, and the rest of the body as it comes.
-pub fn relay(head: &Head, held: Held, body: &mut AnswerBody, client: &mut dyn Client) -> Relayed {
+/// Sends the head, what was held, and the rest of the body as it comes. `see` is shown every part
+/// after it has been sent.
+pub fn relay(
+    head: &Head,
+    held: Held,
+    body: &mut AnswerBody,
+    client: &mut dyn Client,
+    mut see: impl FnMut(&[u8]),
+) -> Relayed {
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
-    relayed.end = match copy(held, body, client, &mut relayed) {
+    relayed.end = match copy(held, body, client, &mut relayed, &mut see) {
         Ok(()) => match client.finish() {
             Ok(()) => End::Clean,
             Err(_) => End::ClientLeft,
@@ -210,7 +217,13 @@ fn copy(
     body: &mut AnswerBody,
     client: &mut dyn Client,
     relayed: &mut Relayed,
+    see: &mut dyn FnMut(&[u8]),
 ) -> Result<(), End> {
+    let mut send = |client: &mut dyn Client, bytes: &[u8], relayed: &mut Relayed| {
+        send(client, bytes, relayed)?;
+        see(bytes);
+        Ok(())
+    };
     if !held.bytes.is_empty() {
         send(client, &held.bytes, relayed)?;
     }

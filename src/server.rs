@@ -72,6 +72,8 @@ impl Server {
         let gate = Gate::new(listening, alarm.clone());
         let (front, jobs) = Front::new(config, proxy, admin, gate, alarm)?;
         let front = Arc::new(front);
+        let teller = Arc::clone(&front);
+        front.attach_load(move || teller.load());
         workers::spawn(&front, &jobs)?;
         front.gate.open(&front)?;
         let reaper = Reaper::new(Arc::clone(&front));

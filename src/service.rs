@@ -11,6 +11,7 @@ use crate::admin::Admin;
 use crate::clock::{self, Timestamp};
 use crate::config::{Config, Loaded};
 use crate::error::StartupError;
+use crate::metrics::Metrics;
 use crate::panics::{Alarm, Event};
 use crate::policy::pool::Pool;
 use crate::policy::scheduler::Scheduler;
@@ -65,13 +66,16 @@ impl Service {
         let (disk, state) = (Arc::clone(&store), Arc::clone(&scheduler));
         alarm.essential("state-writer", move || disk.run(&state)).map_err(system)?;
         store.commit(&scheduler);
+        let metrics = Arc::new(Metrics::new());
         let proxy = Arc::new(Proxy::new(
             Arc::clone(&config),
             Arc::clone(&scheduler),
             Arc::clone(&store),
             upstream.clone(),
+            Arc::clone(&metrics),
         ));
-        let admin = Arc::new(Admin::new(Arc::clone(&scheduler), Arc::clone(&store)));
+        let (pool, disk) = (Arc::clone(&scheduler), Arc::clone(&store));
+        let admin = Arc::new(Admin::new(pool, disk, metrics, config.free_quota_tokens));
         introduce(&config, &scheduler.lock(), &store);
         let server =
             Server::start(listening, Arc::clone(&config), proxy, admin, &alarm).map_err(system)?;

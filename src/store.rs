@@ -8,6 +8,7 @@ mod file;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use log::{info, warn};
@@ -30,6 +31,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 pub struct Store {
     place: Place,
     progress: Mutex<Progress>,
+    /// Writes that reached the disk, and that did not.
+    writes: AtomicU64,
+    failures: AtomicU64,
     /// Wakes the writer.
     wanted: Condvar,
     /// Wakes those who wait for a write.
@@ -62,6 +66,8 @@ impl Store {
         let store = Self {
             place,
             progress: Mutex::default(),
+            writes: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             wanted: Condvar::new(),
             written: Condvar::new(),
         };
@@ -79,6 +85,12 @@ impl Store {
     pub fn is_writable(&self) -> bool {
         let progress = self.progress.lock();
         !progress.failing && !progress.hanging
+    }
+
+    /// How many writes reached the disk, and how many did not.
+    #[must_use]
+    pub fn write_counts(&self) -> (u64, u64) {
+        (self.writes.load(Ordering::Relaxed), self.failures.load(Ordering::Relaxed))
     }
 
     /// Whether this revision is on disk, or is known not to get there for now.
@@ -143,6 +155,8 @@ impl Store {
     }
 
     fn record(&self, revision: u64, outcome: &io::Result<()>) {
+        let count = if outcome.is_ok() { &self.writes } else { &self.failures };
+        count.fetch_add(1, Ordering::Relaxed);
         let failed_before = {
             let mut progress = self.progress.lock();
             progress.tried = progress.tried.max(revision);

@@ -23,6 +23,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable { name: "NATIVE_UPSTREAM_BASE_URL", default: Some("https://dashscope.aliyuncs.com/api/v1") },
     Variable { name: "UPSTREAM_AUTH_MODE", default: Some("authorization") },
     Variable { name: "MODEL_COOLDOWN_SECONDS", default: Some("2592000") },
+    Variable { name: "FREE_QUOTA_TOKENS", default: Some("1000000") },
     Variable { name: "STATE_PATH", default: Some("./data/proxy-state.json") },
     Variable { name: "CORS_ORIGIN", default: Some("*") },
     Variable { name: "MODEL_SELECTION", default: Some("pool") },
@@ -105,7 +106,6 @@ mod tests {
             ("HOME", None),
             ("NODE_ENV", None),
             ("NODE_OPTIONS", None),
-            ("FREE_QUOTA_TOKENS", None),
         ] {
             assert_eq!(probably_meant(name), meant, "{name}");
         }

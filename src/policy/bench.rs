@@ -8,10 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::pool::{KeyIndex, Slot};
 use super::route::Protocol;
+use super::scheduler::Scope;
 
 /// The first rest of a slot whose upstream is in trouble, and the longest.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// With so many benches those that are over are forgotten: clients can make up models.
+const MOST: usize = 1000;
 
 /// How long something rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +51,9 @@ impl Benches {
         rest: Rest,
         at: Instant,
     ) -> Duration {
+        if self.slots.len() >= MOST {
+            self.slots.retain(|_, bench| bench.until > at);
+        }
         let fresh = Bench { until: at, grown: Duration::ZERO };
         let bench = self.slots.entry((slot.clone(), base)).or_insert(fresh);
         let length = match rest {
@@ -75,6 +82,22 @@ impl Benches {
             self.slots.remove(&(slot.clone(), base));
         }
         self.keys.remove(&slot.key);
+    }
+
+    /// Lifts every rest in a part of the pool.
+    pub(super) fn lift_all(&mut self, scope: &Scope) {
+        self.slots.retain(|(slot, _), _| !scope.covers(slot));
+        if scope.model.is_none() {
+            self.keys.retain(|key, _| scope.key.is_some_and(|only| only != *key));
+        }
+    }
+
+    /// How long a slot still rests, at whatever base URL or with its key.
+    pub(super) fn rest_of(&self, slot: &Slot, at: Instant) -> Option<Duration> {
+        let own = self.slots.iter().filter(|((other, _), _)| other == slot);
+        let own = own.map(|(_, bench)| bench.until);
+        let until = own.chain(self.keys.get(&slot.key).copied()).max()?;
+        Some(until.saturating_duration_since(at)).filter(|left| !left.is_zero())
     }
 
     /// Whether a slot rests at this base URL, by itself or with its key.

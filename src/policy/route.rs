@@ -20,6 +20,8 @@ pub enum Route {
     Upstream(Endpoint),
     /// It is answered here.
     Local(Local),
+    /// It changes the pool.
+    Steer(Steer),
     /// A browser asks whether it may; open to everybody.
     Preflight,
     /// The path is known and the method is wrong.
@@ -38,6 +40,8 @@ pub struct Endpoint {
     pub protocol: Protocol,
     /// Which base URL.
     pub base: Base,
+    /// The path of ours that it matched, for the metrics.
+    pub route: &'static str,
     /// What is appended to it.
     pub path: String,
     /// Whose model and whose key a request gets.
@@ -98,11 +102,48 @@ pub enum Local {
     Models,
     /// `GET /v1/models/{id}`.
     Model(String),
+    /// `GET /metrics`.
+    Metrics,
     /// `HEAD /api/hello`: Claude Code opens its connections with it.
     Hello,
 }
 
+/// What a person asks of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    /// `POST /models/reset`.
+    Reset,
+    /// `POST /models/disable`.
+    Disable,
+    /// `POST /models/enable`.
+    Enable,
+}
+
+impl Steer {
+    /// Its name in the log.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reset => "reset",
+            Self::Disable => "disable",
+            Self::Enable => "enable",
+        }
+    }
+
+    fn at(path: &str) -> Option<Self> {
+        let all = [Self::Reset, Self::Disable, Self::Enable];
+        let name = path.strip_prefix("/models/")?;
+        all.into_iter().find(|steer| steer.name() == name)
+    }
+}
+
 impl Local {
+    /// Whether only pages of this very origin may read it in a browser.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        matches!(self, Self::Metrics)
+    }
+
     /// Whether it is answered without the proxy key.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -192,9 +233,16 @@ pub fn resolve(method: &str, path: &str) -> Route {
         return Route::Upstream(Endpoint {
             protocol: base.protocol(),
             base: *base,
+            route: known,
             path: format!("{upstream}{rest}"),
             rule: kind.rule(rest, is_post),
         });
+    }
+    if let Some(steer) = Steer::at(path) {
+        return match method {
+            "POST" => Route::Steer(steer),
+            _ => Route::WrongMethod { allow: "POST" },
+        };
     }
     match local(path) {
         Some(local) if matches!(method, "GET" | "HEAD") => Route::Local(local),
@@ -234,6 +282,7 @@ fn local(path: &str) -> Option<Local> {
         "/" => Some(Local::Index),
         "/health" => Some(Local::Health),
         "/models/status" => Some(Local::Status),
+        "/metrics" => Some(Local::Metrics),
         "/api/hello" => Some(Local::Hello),
         MODELS => Some(Local::Models),
         _ => {
@@ -406,6 +455,15 @@ mod tests {
         }
         assert!(Local::Health.is_open() && Local::Index.is_open());
         assert!(!Local::Status.is_open() && !Local::Models.is_open());
+    }
+
+    #[test]
+    fn the_pool_is_steered_with_post() {
+        assert_eq!(resolve("POST", "/models/reset"), Route::Steer(Steer::Reset));
+        assert_eq!(resolve("POST", "/models/disable"), Route::Steer(Steer::Disable));
+        assert_eq!(resolve("POST", "/models/enable"), Route::Steer(Steer::Enable));
+        assert_eq!(resolve("GET", "/models/reset"), Route::WrongMethod { allow: "POST" });
+        assert_eq!(resolve("POST", "/models/resett"), Route::NotFound);
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! behind one mutex, and its callers hold that for a few comparisons only.
 
 mod ask;
+mod control;
 mod pins;
 mod slots;
+mod tallies;
 mod twins;
 mod view;
 
@@ -17,12 +19,17 @@ use super::bench::{Benches, Rest};
 use super::pool::{KeyIndex, Pool, Slot};
 use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
+use super::verdict::Verdict;
 use crate::clock::{Moment, Timestamp};
 pub use ask::{Ask, Next, Tried, Wanted};
+use control::Disabled;
+pub use control::Scope;
 use pins::Pins;
 pub use slots::Snapshot;
 use slots::{Cursor, SlotState};
-pub use view::SlotView;
+use tallies::Tallies;
+pub use tallies::Tally;
+pub use view::{SlotView, Standing};
 
 /// How unwillingly a slot is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,6 +90,10 @@ pub struct Scheduler {
     twins: Vec<(KeyIndex, KeyIndex)>,
     /// Which key made which identifier.
     pins: Pins,
+    tallies: Tallies,
+    disabled: Disabled,
+    /// What the last answer of a slot meant, for the status page.
+    last_verdicts: HashMap<Slot, Verdict>,
     /// The file as it was read: strangers' records and fields are written back from here.
     base: Arc<StateFile>,
     tick: Tick,
@@ -96,6 +107,8 @@ impl Scheduler {
     #[must_use]
     pub fn new(pool: Arc<Pool>, cooldown: Duration, mut file: StateFile, now: Timestamp) -> Self {
         let pins = Pins::take(&mut file);
+        let tallies = Tallies::take(&mut file, &pool);
+        let disabled = Disabled::take(&mut file, &pool);
         let fresh = |slot| (slot, SlotState { updated_at: now, ..SlotState::default() });
         let mut slots: HashMap<Slot, SlotState> = pool.slots().map(fresh).collect();
         for record in file.model_state.values() {
@@ -120,6 +133,9 @@ impl Scheduler {
             stream_only: HashSet::new(),
             twins: Vec::new(),
             pins,
+            tallies,
+            disabled,
+            last_verdicts: HashMap::new(),
             base: Arc::new(file),
             tick: Tick::default(),
             revision: 1,
@@ -158,7 +174,7 @@ impl Scheduler {
         match best {
             Some((_, slot)) => Next::Slot(Pick { slot, began: self.advance(), direct }),
             None if any_available => Next::NoneLeft,
-            None => self.all_cooling(ask),
+            None => self.none_available(ask),
         }
     }
 
@@ -168,10 +184,13 @@ impl Scheduler {
         let until = now.plus(self.cooldown);
         let slot = self.slots.entry(pick.slot.clone()).or_default();
         slot.failure_count += 1;
-        slot.cooldown_until = until;
-        slot.last_error = Some(message.into());
         slot.updated_at = now;
-        slot.exhausted = tick;
+        // What began before a reset says nothing about the quota after it.
+        if pick.began >= slot.reset {
+            slot.cooldown_until = until;
+            slot.last_error = Some(message.into());
+            slot.exhausted = tick;
+        }
         let failures = slot.failure_count;
         self.leave_cooling(pick.slot.key, now);
         self.revision += 1;
@@ -216,9 +235,19 @@ impl Scheduler {
         self.benches.bench_key(key, length, at);
     }
 
+    /// What an answer of a slot meant.
+    pub fn note_verdict(&mut self, slot: &Slot, verdict: Verdict) {
+        if self.slots.contains_key(slot) {
+            self.last_verdicts.insert(slot.clone(), verdict);
+        }
+    }
+
     /// From now on this model is asked last by requests that are not streamed.
     pub fn note_stream_only(&mut self, model: &Arc<str>) {
-        self.stream_only.insert(Arc::clone(model));
+        // The pool's only: clients could make up others without end.
+        if self.pool.place_of(model).is_some() {
+            self.stream_only.insert(Arc::clone(model));
+        }
     }
 
     /// How many slots a request may use now.
@@ -261,6 +290,8 @@ impl Scheduler {
             key_cursor: self.key_cursor,
             model_cursors: self.model_cursors.clone(),
             pins: self.pins.clone(),
+            tallies: self.tallies.clone(),
+            disabled: self.disabled.clone(),
             base: Arc::clone(&self.base),
         }
     }
@@ -340,14 +371,18 @@ impl Scheduler {
 
     fn is_available(&self, slot: &Slot, now: Timestamp) -> bool {
         self.slots.get(slot).is_none_or(|state| state.cooldown_until <= now)
+            && !self.is_disabled(slot)
     }
 
-    fn all_cooling(&self, ask: &Ask<'_>) -> Next {
-        let ends = self.walk(ask.wanted, ask.key).filter_map(|slot| self.slots.get(&slot));
+    fn none_available(&self, ask: &Ask<'_>) -> Next {
+        let slots: Vec<Slot> = self.walk(ask.wanted, ask.key).collect();
+        let enabled = slots.iter().filter(|slot| !self.is_disabled(slot));
+        let ends = enabled.filter_map(|slot| self.slots.get(slot));
         let ends: Vec<Timestamp> = ends.map(|state| state.cooldown_until).collect();
-        Next::AllCooling {
-            until: ends.iter().min().copied().unwrap_or_default(),
-            slots: ends.len(),
+        Next::NoneAvailable {
+            until: ends.iter().min().copied(),
+            cooling: ends.len(),
+            disabled: slots.len() - ends.len(),
         }
     }
 

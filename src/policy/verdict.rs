@@ -168,7 +168,7 @@ fn judge(failure: Failure<'_>, fault: &Fault) -> Verdict {
         Verdict::KeyRejected
     } else if is_denied {
         if names_model { Verdict::CallerError } else { Verdict::ModelDenied }
-    } else if status == 400 && fault.says(&STREAM_WORDS) {
+    } else if status == 400 && fault.says(&STREAM_WORDS) && !names_model {
         Verdict::StreamOnly
     } else {
         match status {

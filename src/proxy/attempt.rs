@@ -57,7 +57,19 @@ impl Proxy {
             task.story.attempts += 1;
             outcome = self.call(task, &pick.slot, client);
         }
-        let judged = self.judge(outcome?, task);
+        let (key, model) = (self.pool.label(pick.slot.key), self.model_name(&pick.slot));
+        let judged = match outcome {
+            Ok(answer) => self.judge(answer, task),
+            Err(error) => {
+                self.metrics.attempt(key, model, "no_answer");
+                return Err(error);
+            }
+        };
+        let verdict = judged.judgement.verdict;
+        self.metrics.attempt(key, model, verdict.name());
+        if verdict != Verdict::CallerError {
+            self.scheduler.lock().note_verdict(&pick.slot, verdict);
+        }
         self.learn(&judged, task, pick);
         Ok(judged)
     }

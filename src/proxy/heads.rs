@@ -56,7 +56,7 @@ impl Proxy {
     }
 
     /// A whole answer of our own.
-    pub(super) fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
+    pub fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
         let body = value.to_string().into_bytes();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -73,6 +73,12 @@ impl Proxy {
             let exposed = HeaderValue::from_static(EXPOSED_HEADERS);
             headers.insert("access-control-expose-headers", exposed);
         }
+    }
+
+    /// Takes CORS away again, from an answer that is only for pages of our own origin.
+    pub fn hide_from_origins(&self, headers: &mut HeaderMap) {
+        headers.remove("access-control-allow-origin");
+        headers.remove("access-control-expose-headers");
     }
 
     /// A text in which every configured key is replaced by its label.

@@ -6,6 +6,7 @@ use super::{ClientRequest, Kept, Proxy, Task};
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
 use crate::policy::pool::Slot;
+use crate::policy::usage::Usage;
 use crate::policy::verdict::Verdict;
 use crate::relay::{End, Relayed};
 
@@ -18,6 +19,9 @@ pub(super) struct Story {
     pub(super) status: u16,
     pub(super) relayed: Option<Relayed>,
     pub(super) refusal: Option<ProxyError>,
+    /// What the answer meant, and what it said it used.
+    pub(super) verdict: Option<Verdict>,
+    pub(super) usage: Option<Usage>,
     /// Whether something was learned that belongs on disk.
     pub(super) learned: bool,
 }
@@ -39,6 +43,15 @@ impl Proxy {
 
     pub(super) fn log(&self, request: &ClientRequest, story: &Story) {
         let first_byte = story.relayed.as_ref().and_then(|relayed| relayed.first_byte);
+        if let Some(at) = first_byte {
+            self.metrics.first_byte(at - request.arrived);
+        }
+        let verdict = match (&story.refusal, story.verdict) {
+            (Some(error), _) => error.code(),
+            (None, verdict) => verdict.map_or("none", Verdict::name),
+        };
+        let route = &request.endpoint.route;
+        self.metrics.request(route, story.status, verdict, request.arrived.elapsed());
         let first_byte = first_byte.map(|at| millis(at - request.arrived));
         let end = match (&story.refusal, story.relayed.as_ref().map(|relayed| &relayed.end)) {
             (Some(error), _) => {

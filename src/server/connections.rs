@@ -149,6 +149,11 @@ impl Connections {
         rest
     }
 
+    /// How many connections are known.
+    pub(super) fn count(&self) -> usize {
+        self.known.lock().len()
+    }
+
     /// How many connections have a request in work.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)

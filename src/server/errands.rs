@@ -17,7 +17,7 @@ use super::workers::Job;
 use crate::clock;
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
-use crate::policy::route::{Endpoint, Local};
+use crate::policy::route::{Endpoint, Local, Steer};
 use crate::proxy::ClientRequest;
 use crate::relay;
 
@@ -88,10 +88,29 @@ impl Front {
         Answer::new(request, &head, descriptors, turn)
     }
 
+    /// Does what a person asks of the pool.
+    pub(super) fn steer(self: &Arc<Self>, mut pending: Pending, steer: Steer) {
+        let body = match self.read_body(&mut pending) {
+            Ok(body) => body,
+            Err(ReceiveError::Refused(error)) => return self.refuse(pending, &error),
+            Err(ReceiveError::Broken) => return self.abandon(pending),
+        };
+        match self.admin.steer(steer, &body.bytes) {
+            Ok(value) => {
+                let (mut head, body) = self.proxy.json_answer(200, &value);
+                self.proxy.hide_from_origins(&mut head.headers);
+                self.respond(pending, &head, &body);
+            }
+            Err(error) => self.refuse(pending, &error),
+        }
+    }
+
     pub(super) fn page(&self, pending: Pending, local: Local) {
         match self.admin.page(&local, pending.head.protocol) {
             Ok((mut page, body)) => {
-                self.proxy.allow_origin(&mut page.headers);
+                if !local.is_private() {
+                    self.proxy.allow_origin(&mut page.headers);
+                }
                 self.respond(pending, &page, &body);
             }
             Err(error) => self.refuse(pending, &error),

@@ -43,6 +43,9 @@ pub(super) enum BodyLength {
 /// An upload may be this long, in bytes: DashScope takes files of up to 500 MB.
 pub(super) const LARGEST_UPLOAD: u64 = 512 << 20;
 
+/// A command to the pool is never longer, in bytes.
+pub(super) const LARGEST_COMMAND: u64 = 16 * 1024;
+
 /// The library copies bodies of up to this many bytes before it hands the request out, unless
 /// the client waits for `100 Continue`.
 const READ_AHEAD: u64 = 1024;
@@ -130,6 +133,17 @@ fn origin_form(target: &str) -> &str {
 /// Whether the request carries the proxy key, in whatever form.
 pub(super) fn is_authorized(request: &Request, key: &Secret) -> bool {
     headers::credentials(header_pairs(request)).any(|presented| key.matches(presented))
+}
+
+/// Refuses a request that a page of another origin sends: such a page has no business with what is
+/// only ours, whatever key it has got hold of.
+pub(super) fn check_origin(request: &Request) -> Result<(), ProxyError> {
+    let Some(origin) = header(request, "origin") else { return Ok(()) };
+    let host = origin.split_once("://").map_or(origin, |(_, host)| host);
+    match header(request, "host") {
+        Some(own) if own.eq_ignore_ascii_case(host) => Ok(()),
+        _ => Err(ProxyError::ForeignOrigin),
+    }
 }
 
 /// The headers, in their order.

@@ -17,15 +17,16 @@ use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
 use super::fd::Descriptors;
 use super::gate::Gate;
-use super::head::{self, Head, LARGEST_UPLOAD};
+use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
 use super::refusals;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
 use crate::config::Config;
 use crate::error::ProxyError;
+use crate::metrics::Load;
 use crate::panics::{Alarm, fault_point};
-use crate::policy::route::{self, Endpoint, Local, Route};
+use crate::policy::route::{self, Endpoint, Local, Route, Steer};
 use crate::proxy::Proxy;
 
 /// Threads that write our own pages.
@@ -76,6 +77,7 @@ pub(super) struct Pending {
 /// What a request is for.
 enum Errand {
     Page(Local),
+    Steer(Steer),
     Preflight,
     Serve(Endpoint),
 }
@@ -153,6 +155,21 @@ impl Front {
         self.budget.used()
     }
 
+    /// Tells the status page where to ask.
+    pub(super) fn attach_load(&self, load: impl Fn() -> Load + Send + Sync + 'static) {
+        self.admin.attach_load(load);
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let (workers, inside) = (self.config.workers, self.admission.inside());
+        Load {
+            workers,
+            busy: inside.min(workers),
+            queued: inside.saturating_sub(workers),
+            connections: self.connections.count(),
+        }
+    }
+
     pub(super) fn start_draining(&self) {
         self.draining.set();
         self.admin.start_draining();
@@ -220,6 +237,7 @@ impl Front {
                 self.receivers.give(move || front.receive(pending, endpoint));
             }
             Ok(Errand::Page(local)) => self.responders.give(move || front.page(pending, local)),
+            Ok(Errand::Steer(steer)) => self.receivers.give(move || front.steer(pending, steer)),
             Ok(Errand::Preflight) => self.responders.give(move || front.preflight(pending)),
             Err(error) => self.give_refusal(pending, error),
         }
@@ -238,7 +256,19 @@ impl Front {
             Route::NotFound => Err(ProxyError::NotFound),
             Route::WrongMethod { allow } => Err(ProxyError::WrongMethod { allow }),
             Route::Local(local) if local.is_open() => Ok(Errand::Page(local)),
-            Route::Local(local) => authorized().map(|()| Errand::Page(local)),
+            Route::Local(local) => {
+                authorized()?;
+                if local.is_private() {
+                    head::check_origin(request)?;
+                }
+                Ok(Errand::Page(local))
+            }
+            Route::Steer(steer) => {
+                authorized()?;
+                head::check_origin(request)?;
+                head.check_body(request, LARGEST_COMMAND)?;
+                Ok(Errand::Steer(steer))
+            }
             Route::Upstream(endpoint) => {
                 authorized()?;
                 let limit = match endpoint.is_upload() {

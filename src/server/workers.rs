@@ -41,6 +41,11 @@ impl Admission {
         Arc::new(Self { capacity, inside: AtomicUsize::new(0) })
     }
 
+    /// How many are inside.
+    pub(super) fn inside(&self) -> usize {
+        self.inside.load(Ordering::Relaxed)
+    }
+
     /// Whether nobody can be let in at this moment.
     pub(super) fn is_full(&self) -> bool {
         self.inside.load(Ordering::Relaxed) >= self.capacity

@@ -315,7 +315,10 @@ fn with_nothing_left_both_protocols_get_their_503_and_upstream_is_not_asked() {
                 assert_eq!(json["type"], "error");
                 assert_eq!(error["type"], "overloaded_error");
             }
-            assert!(error["message"].as_str().unwrap().contains("4 of 4"), "{json}");
+            assert!(
+                error["message"].as_str().unwrap().contains("free quota of 4 is used up"),
+                "{json}"
+            );
             for key in KEYS {
                 let shown = format!("{answer:?}");
                 assert!(!shown.contains(key) && !shown.contains(&key_hash(key)), "{shown}");

@@ -176,6 +176,14 @@ impl<'a> Proxy<'a> {
         serde_json::from_str(&text).expect("a state file of JSON")
     }
 
+    /// What `/models/status` tells of the pool, without the process's own figures, which change by
+    /// themselves.
+    pub(crate) fn pool(&self) -> Value {
+        let mut status = get(self, "/models/status").json();
+        status.as_object_mut().expect("a status page").remove("process").expect("a process");
+        status
+    }
+
     /// Where the state file is.
     pub(crate) fn state_path(&self) -> PathBuf {
         self.folder().join(STATE_FILE)

@@ -66,7 +66,7 @@ fn wait_done(proxy: &Proxy<'_>, id: usize) {
 }
 
 fn status_of(proxy: &Proxy<'_>) -> serde_json::Value {
-    get(proxy, "/models/status").json()
+    proxy.pool()
 }
 
 /// Asks in both protocols for something that fails; returns what the client is told. The pool

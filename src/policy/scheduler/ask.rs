@@ -58,11 +58,13 @@ pub enum Next {
     /// Try this one.
     Slot(Pick),
     /// Nothing is available to anybody.
-    AllCooling {
-        /// When the first cooldown ends.
-        until: Timestamp,
-        /// How many slots there are for this request: all of them cool.
-        slots: usize,
+    NoneAvailable {
+        /// When the first cooldown ends, if any slot cools.
+        until: Option<Timestamp>,
+        /// How many of the slots for this request cool.
+        cooling: usize,
+        /// How many are switched off.
+        disabled: usize,
     },
     /// What is available, this request has tried already.
     NoneLeft,

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::control::Disabled;
 use super::pins::Pins;
+use super::tallies::Tallies;
 use super::{KeyIndex, Pool, RuntimeRecord, Slot, SlotRecord, StateFile, Tick, Timestamp, state};
 
 #[derive(Clone, Debug, Default)]
@@ -15,6 +17,8 @@ pub(super) struct SlotState {
     pub(super) updated_at: Timestamp,
     /// The last exhaustion: a success that began before it says nothing about the quota now.
     pub(super) exhausted: Tick,
+    /// The last reset: an exhaustion that began before it does not cool.
+    pub(super) reset: Tick,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +36,7 @@ impl SlotState {
             last_used_at: record.last_used_at,
             updated_at: record.updated_at,
             exhausted: Tick::default(),
+            reset: Tick::default(),
         }
     }
 
@@ -70,6 +75,8 @@ pub struct Snapshot {
     pub(super) key_cursor: Cursor,
     pub(super) model_cursors: Vec<Cursor>,
     pub(super) pins: Pins,
+    pub(super) tallies: Tallies,
+    pub(super) disabled: Disabled,
     pub(super) base: Arc<StateFile>,
 }
 
@@ -87,6 +94,8 @@ impl Snapshot {
             state.write(record);
         }
         self.pins.put(&mut file);
+        self.tallies.put(&mut file, &self.pool);
+        self.disabled.put(&mut file, &self.pool);
         write_cursor(&mut file, state::KEY_CURSOR.to_owned(), self.key_cursor);
         for (key, cursor) in self.model_cursors.iter().enumerate() {
             let name = state::model_cursor_name(self.pool.key_hash(KeyIndex(key)));

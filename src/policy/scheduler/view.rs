@@ -1,14 +1,30 @@
 //! The pool as a person may see it.
 
-use super::{Scheduler, Slot, Timestamp};
+use std::time::Duration;
+
+use super::tallies::Tally;
+use super::{Moment, Scheduler, Slot, Timestamp, Verdict};
+
+/// How a slot stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// A request may use it now.
+    Available,
+    /// It rests for this long: tried last, never refused.
+    Benched(Duration),
+    /// Its free quota is used up, for this long.
+    Cooling(Duration),
+    /// A person has switched it off.
+    Disabled,
+}
 
 /// One slot as the status page shows it.
 #[derive(Debug)]
 pub struct SlotView<'a> {
     /// The slot.
     pub slot: Slot,
-    /// Whether a request may use it now.
-    pub available: bool,
+    /// How it stands.
+    pub standing: Standing,
     /// When its cooldown ends; `None` = it does not cool.
     pub cooldown_until: Option<Timestamp>,
     /// How many exhaustion answers it has had, ever.
@@ -17,16 +33,29 @@ pub struct SlotView<'a> {
     pub last_error: Option<&'a str>,
     /// The last success.
     pub last_used_at: Option<Timestamp>,
+    /// What its last answer meant.
+    pub last_verdict: Option<Verdict>,
+    /// What it has served.
+    pub tally: Tally,
     /// Whether the next request starts with this key.
     pub current_key: bool,
     /// Whether a request on this key starts with this model.
     pub current_model: bool,
 }
 
+impl SlotView<'_> {
+    /// Whether a request may use it now.
+    #[must_use]
+    pub fn is_available(&self) -> bool {
+        matches!(self.standing, Standing::Available | Standing::Benched(_))
+    }
+}
+
 impl Scheduler {
     /// Every slot as a person may see it.
     #[must_use]
-    pub fn view(&self, now: Timestamp) -> Vec<SlotView<'_>> {
+    pub fn view(&self, moment: Moment) -> Vec<SlotView<'_>> {
+        let now = moment.calendar;
         let current_key = self.current_key(now);
         let starts: Vec<usize> = self
             .pool
@@ -36,19 +65,33 @@ impl Scheduler {
         self.pool
             .slots()
             .filter_map(|slot| {
-                let state = self.slots.get(&slot)?;
-                let end = state.cooldown_until;
+                let record = self.slots.get(&slot)?;
+                let end = record.cooldown_until;
                 Some(SlotView {
-                    available: end <= now,
+                    standing: self.standing(&slot, moment),
                     cooldown_until: Some(end).filter(|end| *end != Timestamp(0)),
-                    failure_count: state.failure_count,
-                    last_error: state.last_error.as_deref(),
-                    last_used_at: state.last_used_at,
+                    failure_count: record.failure_count,
+                    last_error: record.last_error.as_deref(),
+                    last_used_at: record.last_used_at,
+                    last_verdict: self.last_verdicts.get(&slot).copied(),
+                    tally: self.tally(&slot),
                     current_key: slot.key == current_key,
                     current_model: self.pool.place_of(&slot.model) == Some(starts[slot.key.0]),
                     slot,
                 })
             })
             .collect()
+    }
+
+    fn standing(&self, slot: &Slot, moment: Moment) -> Standing {
+        let cooldown = self.slots.get(slot).map_or(Timestamp(0), |state| state.cooldown_until);
+        if self.is_disabled(slot) {
+            Standing::Disabled
+        } else if cooldown > moment.calendar {
+            Standing::Cooling(cooldown.since(moment.calendar))
+        } else {
+            let rest = self.benches.rest_of(slot, moment.monotonic);
+            rest.map_or(Standing::Available, Standing::Benched)
+        }
     }
 }

@@ -1,0 +1,163 @@
+//! What a person asks of the pool: reset, disable, enable.
+
+use std::sync::Arc;
+
+use log::info;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Admin;
+use crate::clock;
+use crate::error::ProxyError;
+use crate::policy::pool::{KeyIndex, Pool};
+use crate::policy::route::Steer;
+use crate::policy::scheduler::Scope;
+
+/// What is named in a request. An unknown member is an error, so that a typing error changes
+/// nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    key: Option<KeyName>,
+    model: Option<String>,
+    #[serde(default)]
+    all: bool,
+}
+
+/// A key by its label (or its whole hash), or by its place in `DASHSCOPE_API_KEYS` from 0 on.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum KeyName {
+    Index(usize),
+    Label(String),
+}
+
+impl Admin {
+    /// Does what is asked, and answers with what changed.
+    ///
+    /// # Errors
+    /// When the request cannot be understood, or names what is not in the pool.
+    pub fn steer(&self, steer: Steer, body: &[u8]) -> Result<Value, ProxyError> {
+        let now = clock::now();
+        let (scope, changed) = {
+            let mut scheduler = self.scheduler.lock();
+            let scope = scope(steer, body, scheduler.pool())?;
+            let changed = match steer {
+                Steer::Reset => scheduler.reset(&scope, now),
+                Steer::Disable => scheduler.disable(scope.clone(), now),
+                Steer::Enable => scheduler.enable(&scope, now),
+            };
+            (scope, changed)
+        };
+        let is_written = self.store.commit(&self.scheduler);
+        let pool = Arc::clone(self.scheduler.lock().pool());
+        info!(
+            "steer action={} key={} model={} changed={} state_written={is_written}",
+            steer.name(),
+            scope.key.map_or("*", |key| pool.label(key)),
+            scope.model.as_deref().unwrap_or("*"),
+            changed.len()
+        );
+        let changed: Vec<Value> = changed
+            .iter()
+            .map(|slot| json!({"key": pool.label(slot.key), "model": &*slot.model}))
+            .collect();
+        Ok(json!({"ok": true, "changed": changed, "stateWritten": is_written}))
+    }
+}
+
+/// The part of the pool that a request names.
+fn scope(steer: Steer, body: &[u8], pool: &Pool) -> Result<Scope, ProxyError> {
+    let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
+    let Named { key, model, all } = serde_json::from_slice(body)
+        .map_err(|error| ProxyError::Command(format!("the body is not understood: {error}")))?;
+    if all && (key.is_some() || model.is_some()) {
+        return Err(ProxyError::Command("name a key or a model, or `all`, not both".to_owned()));
+    }
+    if !all && key.is_none() && model.is_none() && steer != Steer::Enable {
+        return Err(ProxyError::Command(
+            "name a `key`, a `model` or both, or say `\"all\": true`".to_owned(),
+        ));
+    }
+    let key = key.map(|key| find_key(&key, pool)).transpose()?;
+    let model = model.map(|model| find_model(model, pool)).transpose()?;
+    Ok(Scope { key, model })
+}
+
+fn find_key(name: &KeyName, pool: &Pool) -> Result<KeyIndex, ProxyError> {
+    let found = match name {
+        KeyName::Index(index) => pool.keys().find(|key| key.0 == *index),
+        KeyName::Label(label) => pool.keys().find(|key| {
+            pool.label(*key) == label || pool.key_hash(*key) == label || label.parse() == Ok(key.0)
+        }),
+    };
+    found.ok_or_else(|| ProxyError::NotInPool("key".to_owned()))
+}
+
+fn find_model(name: String, pool: &Pool) -> Result<Arc<str>, ProxyError> {
+    let place = pool.place_of(&name).ok_or_else(|| ProxyError::NotInPool("model".to_owned()))?;
+    Ok(Arc::clone(&pool.models()[place]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> Pool {
+        let hash = |digit: &str| digit.repeat(64);
+        Pool::new(vec![hash("a"), hash("b")], vec!["m1".into(), "m2".into()])
+    }
+
+    fn named(steer: Steer, body: &str) -> Result<Scope, ProxyError> {
+        scope(steer, body.as_bytes(), &pool())
+    }
+
+    #[test]
+    fn a_key_is_named_by_label_hash_or_place() {
+        let second = Scope { key: Some(KeyIndex(1)), model: None };
+        let hash = "b".repeat(64);
+        for key in ["1", "\"1\"", "\"bbbbbbbbbbbb\"", &format!("\"{hash}\"")] {
+            let scope = named(Steer::Disable, &format!("{{\"key\":{key}}}")).unwrap();
+            assert_eq!(scope, second, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_key_a_model_both_or_all_are_named() {
+        let scope = named(Steer::Reset, r#"{"key":0,"model":"m2"}"#).unwrap();
+        assert_eq!(scope, Scope { key: Some(KeyIndex(0)), model: Some("m2".into()) });
+        assert_eq!(named(Steer::Reset, r#"{"all":true}"#).unwrap(), Scope::default());
+        for body in ["", "{}", " "] {
+            assert_eq!(named(Steer::Enable, body).unwrap(), Scope::default());
+        }
+    }
+
+    #[test]
+    fn a_typing_error_changes_nothing() {
+        for body in [
+            "",
+            "{}",
+            "[]",
+            "nonsense",
+            r#"{"all":false}"#,
+            r#"{"modle":"m1"}"#,
+            r#"{"key":0,"models":["m1"]}"#,
+            r#"{"all":true,"key":0}"#,
+            r#"{"all":"yes"}"#,
+        ] {
+            for steer in [Steer::Reset, Steer::Disable] {
+                let error = named(steer, body).unwrap_err();
+                assert_eq!(error.status(), 400, "{body}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_pool_is_not_found() {
+        for body in
+            [r#"{"key":2}"#, r#"{"key":"cccccccccccc"}"#, r#"{"key":""}"#, r#"{"model":"m3"}"#]
+        {
+            assert_eq!(named(Steer::Reset, body).unwrap_err().status(), 404, "{body}");
+        }
+    }
+}

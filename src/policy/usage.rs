@@ -1,0 +1,185 @@
+//! What an answer says it used: read beside the relay, from its first and its last bytes.
+//!
+//! DashScope has three families of names (facts, section 3): `prompt_tokens` and
+//! `completion_tokens`, `input_tokens` and `output_tokens`, and `image_count`. In a stream the
+//! last `usage` counts; what it leaves out was told in the first.
+
+use serde::Deserialize;
+
+/// How much is kept of an answer's beginning and of its end, in bytes.
+const HEAD: usize = 8 * 1024;
+const TAIL: usize = 32 * 1024;
+
+/// The name of the member. Inside a text of JSON its quotes would be escaped.
+const NAME: &[u8] = b"\"usage\"";
+
+/// What was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens that went in.
+    pub input: u64,
+    /// Tokens that came out.
+    pub output: u64,
+    /// Pictures that came out.
+    pub images: u64,
+}
+
+/// Watches an answer go by. It never keeps more than [`HEAD`] and [`TAIL`].
+#[derive(Debug, Default)]
+pub struct UsageScan {
+    head: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+impl UsageScan {
+    /// The next bytes of the answer.
+    pub fn see(&mut self, bytes: &[u8]) {
+        let wanted = HEAD.saturating_sub(self.head.len()).min(bytes.len());
+        self.head.extend_from_slice(&bytes[..wanted]);
+        if bytes.len() >= TAIL {
+            self.tail.clear();
+            self.tail.extend_from_slice(&bytes[bytes.len() - TAIL..]);
+            return;
+        }
+        self.tail.extend_from_slice(bytes);
+        // Cut in large steps, so that a byte is moved about once.
+        if self.tail.len() > 2 * TAIL {
+            self.tail.drain(..self.tail.len() - TAIL);
+        }
+    }
+
+    /// What the answer said, if it said it.
+    #[must_use]
+    pub fn usage(&self) -> Option<Usage> {
+        let first = memchr::memmem::find_iter(&self.head, NAME);
+        let first = first.filter_map(|at| Told::at(&self.head, at)).next();
+        let last = memchr::memmem::rfind_iter(&self.tail, NAME);
+        let last = last.filter_map(|at| Told::at(&self.tail, at)).next();
+        let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
+        let input = last.input().or(first.input());
+        let output = last.output().or(first.output());
+        let images = last.image_count.or(first.image_count);
+        // An embedding has a total and nothing else.
+        let input = input.or(if output.is_none() { last.total_tokens } else { None });
+        if input.is_none() && output.is_none() && images.is_none() {
+            return None;
+        }
+        Some(Usage {
+            input: input.unwrap_or(0),
+            output: output.unwrap_or(0),
+            images: images.unwrap_or(0),
+        })
+    }
+}
+
+/// A `usage` object.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct Told {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    total_tokens: Option<u64>,
+    image_count: Option<u64>,
+}
+
+impl Told {
+    /// The object behind the name that stands at `at`; `None` for null, and for one that is cut.
+    fn at(bytes: &[u8], at: usize) -> Option<Self> {
+        let value = bytes[at + NAME.len()..].trim_ascii_start().strip_prefix(b":")?;
+        let mut values = serde_json::Deserializer::from_slice(value).into_iter::<Option<Self>>();
+        values.next()?.ok()?
+    }
+
+    /// Anthropic counts what comes from its cache apart.
+    fn input(&self) -> Option<u64> {
+        let cached = self.cache_creation_input_tokens.unwrap_or(0)
+            + self.cache_read_input_tokens.unwrap_or(0);
+        self.prompt_tokens.or(self.input_tokens.map(|tokens| tokens + cached))
+    }
+
+    fn output(&self) -> Option<u64> {
+        self.completion_tokens.or(self.output_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scanned(bytes: &[u8], step: usize) -> Option<Usage> {
+        let mut scan = UsageScan::default();
+        bytes.chunks(step).for_each(|chunk| scan.see(chunk));
+        scan.usage()
+    }
+
+    fn usage(text: &str) -> Option<(u64, u64, u64)> {
+        let seen: Vec<_> =
+            [1, 7, 1000, usize::MAX >> 1].map(|step| scanned(text.as_bytes(), step)).into();
+        assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "{seen:?}");
+        seen[0].map(|usage| (usage.input, usage.output, usage.images))
+    }
+
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        body: String,
+    }
+
+    #[test]
+    fn every_success_of_the_corpus_tells_what_it_used() {
+        let rows = include_str!("../../tests/data/upstream-corpus.jsonl").lines();
+        let rows: Vec<Row> = rows.map(|line| serde_json::from_str(line).unwrap()).collect();
+        for (name, expected) in [
+            ("ok_openai_chat", Some((22, 1, 0))),
+            ("ok_openai_chat_stream_with_usage", Some((22, 2, 0))),
+            ("ok_openai_chat_TRAP_answer_quotes_error", Some((10, 40, 0))),
+            ("ok_native_text", Some((8, 39, 0))),
+            ("ok_native_stream", Some((8, 3, 0))),
+            ("ok_anthropic_message", Some((62, 34, 0))),
+            ("ok_anthropic_stream", Some((63, 23, 0))),
+            ("ok_responses_stream_dashscope_style", Some((5, 2, 0))),
+            ("ok_openai_embeddings", Some((23, 0, 0))),
+            ("ok_native_async_submit", None),
+            ("ok_openai_models", None),
+        ] {
+            let row = rows.iter().find(|row| row.name == name).unwrap();
+            assert_eq!(usage(&row.body), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn pictures_are_counted_apart() {
+        assert_eq!(usage(r#"{"output":{},"usage":{"image_count":2}}"#), Some((0, 0, 2)));
+    }
+
+    #[test]
+    fn a_stream_that_does_not_say_is_unknown() {
+        assert_eq!(usage("data: {\"usage\":null}\n\ndata: [DONE]\n\n"), None);
+        assert_eq!(usage(r#"{"text":"\"usage\":{\"prompt_tokens\":7}"}"#), None);
+        assert_eq!(usage(r#"{"usage":{"prompt_tokens":7"#), None);
+        assert_eq!(usage(""), None);
+    }
+
+    #[test]
+    fn what_the_end_leaves_out_was_told_at_the_beginning() {
+        let stream = format!(
+            "data:{{\"message\":{{\"usage\":{{\"input_tokens\":9,\"output_tokens\":0}}}}}}\n\n{}data:{{\"usage\":{{\"output_tokens\":5}}}}\n\n",
+            ":x\n\n".repeat(50_000)
+        );
+        assert_eq!(usage(&stream), Some((9, 5, 0)));
+    }
+
+    #[test]
+    fn a_long_answer_is_scanned_in_bounded_memory() {
+        let mut scan = UsageScan::default();
+        for _ in 0..1000 {
+            scan.see(&[b'x'; 10_000]);
+            assert!(scan.head.len() + scan.tail.len() <= HEAD + 3 * TAIL);
+        }
+        scan.see(br#"","usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
+        assert_eq!(scan.usage(), Some(Usage { input: 3, output: 4, images: 0 }));
+    }
+}
