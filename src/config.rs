@@ -7,6 +7,7 @@
 mod dotenv;
 mod environment;
 mod list;
+mod plan;
 mod problem;
 mod url;
 mod value;
@@ -169,6 +170,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         outbound: read.outbound(),
         log_filter: read.text("RUST_LOG"),
     };
+    read.plans(&config);
     read.finish(config)
 }
 
@@ -239,6 +241,21 @@ impl<'a> Reader<'a> {
             self.problem(name, flaw);
             Vec::new()
         })
+    }
+
+    fn plans(&mut self, config: &Config) {
+        let bases = [
+            ("UPSTREAM_BASE_URL", &config.anthropic_base),
+            ("OPENAI_UPSTREAM_BASE_URL", &config.openai_base),
+            ("NATIVE_UPSTREAM_BASE_URL", &config.native_base),
+        ];
+        // No plan speaks the native protocol: nobody has moved that base unless it is set.
+        let is_meant =
+            |name: &str| !name.starts_with("NATIVE") || self.environment.get(name).is_some();
+        let bases: Vec<_> = bases.into_iter().filter(|(name, _)| is_meant(name)).collect();
+        for note in plan::notes(&config.keys, &bases) {
+            self.note("DASHSCOPE_API_KEYS", note);
+        }
     }
 
     fn outbound(&mut self) -> Option<OutboundProxy> {
@@ -484,6 +501,24 @@ mod tests {
                 "MODEL_IDS item 2 repeats item 1 and is dropped",
             ]
         );
+    }
+
+    #[test]
+    fn a_plans_key_on_a_pay_as_you_go_host_is_noted_and_the_reverse() {
+        let notes = |more: &[(&str, &str)]| load_with(more).unwrap().notes;
+        let plan = "https://coding.dashscope.aliyuncs.com/v1";
+        let told = notes(&[("DASHSCOPE_API_KEYS", "sk-sp-1")]);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].starts_with("DASHSCOPE_API_KEYS sends the plan key"), "{told:?}");
+        assert!(told[0].contains("(UPSTREAM_BASE_URL, OPENAI_UPSTREAM_BASE_URL)"), "{told:?}");
+        assert!(!told[0].contains("sk-sp-1"), "{told:?}");
+        let moved = [("UPSTREAM_BASE_URL", plan), ("OPENAI_UPSTREAM_BASE_URL", plan)];
+        assert_eq!(notes(&moved).len(), 2, "one for each of the two pay-as-you-go keys");
+        let at_home = [moved[0], moved[1], ("DASHSCOPE_API_KEYS", "sk-sp-1")];
+        assert!(notes(&at_home).is_empty(), "the native base is at its default");
+        let native = ("NATIVE_UPSTREAM_BASE_URL", "https://dashscope-intl.aliyuncs.com/api/v1");
+        let told = notes(&[at_home[0], at_home[1], at_home[2], native]);
+        assert!(told.len() == 1 && told[0].contains("(NATIVE_UPSTREAM_BASE_URL)"), "{told:?}");
     }
 
     #[test]

@@ -65,9 +65,9 @@ pub struct Load {
     pub connections: usize,
 }
 
-impl Metrics {
-    /// Nothing counted yet.
-    pub fn new() -> Self {
+/// Nothing counted yet.
+impl Default for Metrics {
+    fn default() -> Self {
         // 5 ms to 80 s for the first byte, and to 20 min for a whole answer.
         let first_byte = Histogram::new(exponential_buckets(0.005, 2.0, 15));
         let total = Histogram::new(exponential_buckets(0.01, 2.0, 18));
@@ -89,7 +89,9 @@ impl Metrics {
         metrics.register();
         metrics
     }
+}
 
+impl Metrics {
     #[rustfmt::skip]
     fn register(&self) {
         let mut registry = self.registry.lock();
@@ -192,7 +194,7 @@ mod tests {
 
     #[test]
     fn what_was_counted_is_told() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         metrics.request("/v1/messages", 200, "success", Duration::from_millis(20));
         metrics.first_byte(Duration::from_millis(10));
         metrics.attempt("abc", "m1", "quota_exhausted");

@@ -32,9 +32,9 @@ use crate::policy::usage::UsageScan;
 use crate::policy::verdict::Verdict;
 use crate::relay::{self, Client, End, Held, Relayed};
 use crate::store::Store;
-use crate::upstream::{self, CallError, FailureKind, Upstream};
+use crate::upstream::{self, CallError, FailureKind, Over, Upstream};
 use attempt::Judged;
-use story::Story;
+use story::{Answered, Story};
 
 /// Stands for the model of a request that names none and gets none.
 const NO_MODEL: &str = "-";
@@ -208,7 +208,7 @@ impl Proxy {
         let told = self.next_slot(&task, &Walk::default()).ok().and_then(|pick| {
             task.story.attempts = 1;
             task.story.slot = Some(pick.slot.clone());
-            let answer = self.call(&task, &pick.slot, client).ok()?;
+            let answer = self.call(&task, &pick.slot, client, Over::Any).ok()?;
             (200..300).contains(&answer.status).then_some((answer, pick.slot))
         });
         if let Some((mut answer, slot)) = told {
@@ -263,13 +263,14 @@ impl Proxy {
         if task.story.attempts > 0 && has_left() {
             return ControlFlow::Break(Outcome::Failed(CallError::client_left()));
         }
-        self.log_rotation(task, &pick.slot, walk.kept.as_ref());
+        self.log_rotation(task, &pick.slot);
         task.story.slot = Some(pick.slot.clone());
         walk.tried.add(pick.slot.clone());
         let judged = match self.attempt(task, &pick, client) {
             Ok(judged) => judged,
             Err(error) => return ControlFlow::Break(Outcome::Failed(error)),
         };
+        task.story.last = Some(Answered::of(&pick.slot, &judged));
         let verdict = judged.judgement.verdict;
         let answer = Kept { judged, slot: pick.slot };
         match verdict {

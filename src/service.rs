@@ -66,7 +66,7 @@ impl Service {
         let (disk, state) = (Arc::clone(&store), Arc::clone(&scheduler));
         alarm.essential("state-writer", move || disk.run(&state)).map_err(system)?;
         store.commit(&scheduler);
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(Metrics::default());
         let proxy = Arc::new(Proxy::new(
             Arc::clone(&config),
             Arc::clone(&scheduler),

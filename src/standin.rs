@@ -19,6 +19,7 @@ use shared::Shared;
 mod answers;
 mod connection;
 mod gate;
+mod native;
 mod output;
 mod script;
 mod shapes;
@@ -220,6 +221,11 @@ impl StandIn {
     /// Closes (FIN) the connections that have no request in work.
     pub fn close_idle(&self) {
         self.shared.close(|open| !open.busy);
+    }
+
+    /// Resets (RST) the connections that have no request in work.
+    pub fn reset_idle(&self) {
+        self.shared.reset(|open| !open.busy);
     }
 
     /// Waits until `count` requests have been read; false if they were not within `limit`.

@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::resolver::DefaultResolver;
-use ureq::{Agent, Proxy, SendBody, Timeout};
+use ureq::{Agent, AsSendBody, Proxy, SendBody, Timeout};
 
 use crate::config::{Config, ConfigError, OutboundProxy, Problem};
 use crate::error::StartupError;
@@ -94,6 +94,16 @@ pub struct CallError {
     pub repeatable: bool,
 }
 
+/// Which connection a call goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// One from the pool, if there is one.
+    Any,
+    /// A new one. What lies in the pool for the same host is closed: it is as old as the one that
+    /// just turned out to be dead.
+    Fresh,
+}
+
 /// The kinds of failure that are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
@@ -159,22 +169,23 @@ impl Upstream {
         url: &str,
         mut headers: HeaderMap,
         payload: Payload<'_>,
+        over: Over,
     ) -> Result<Answer, CallError> {
         exchange::begin(self.head_limit);
         let outcome = match payload {
-            Payload::Nothing => self.agent.run(request(method, url, headers, ())?),
+            Payload::Nothing => self.run(request(method, url, headers, ())?, over),
             Payload::Bytes(bytes) => {
                 headers.insert(CONTENT_LENGTH, bytes.len().into());
                 let mut reader = bytes.reader();
                 let body = SendBody::from_reader(&mut reader);
-                self.agent.run(request(method, url, headers, body)?)
+                self.run(request(method, url, headers, body)?, over)
             }
             Payload::Stream { reader, length } => {
                 if let Some(length) = length {
                     headers.insert(CONTENT_LENGTH, length.into());
                 }
                 let body = SendBody::from_reader(reader);
-                self.agent.run(request(method, url, headers, body)?)
+                self.run(request(method, url, headers, body)?, over)
             }
         };
         let response = outcome.map_err(|error| self.failure(&error))?;
@@ -192,6 +203,17 @@ impl Upstream {
     pub fn shut_down(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
         self.agent.clone().shutdown();
+    }
+
+    fn run(
+        &self,
+        mut request: Request<impl AsSendBody>,
+        over: Over,
+    ) -> Result<http::Response<ureq::Body>, ureq::Error> {
+        if over == Over::Fresh {
+            request = self.agent.configure_request(request).max_idle_age(Duration::ZERO).build();
+        }
+        self.agent.run(request)
     }
 
     fn failure(&self, error: &ureq::Error) -> CallError {

@@ -29,6 +29,15 @@ impl Origin {
     pub(super) fn parse_any_scheme(text: &str) -> Result<Self, UrlError> {
         Parts::of(text)?.into_lone_origin()
     }
+
+    /// The host: a name, an IPv4 address, or an IPv6 address in its brackets.
+    pub(super) fn host(&self) -> &str {
+        let authority = self.0.split_once("://").map_or("", |(_, authority)| authority);
+        match authority.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
+            _ => authority,
+        }
+    }
 }
 
 impl fmt::Display for Origin {
@@ -323,6 +332,19 @@ mod tests {
     fn nothing_follows_an_origin() {
         for text in ["https://h/", "https://h/v1", "https://h?a", "https://h:1#a"] {
             assert_eq!(Origin::parse(text), Err(UrlError::AfterOrigin), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_origin_knows_its_host() {
+        for (text, host) in [
+            ("https://H.example", "h.example"),
+            ("http://h.example:8080", "h.example"),
+            ("http://[::1]:80", "[::1]"),
+            ("http://[::1]:8080", "[::1]"),
+            ("http://127.0.0.1:9", "127.0.0.1"),
+        ] {
+            assert_eq!(Origin::parse(text).unwrap().host(), host);
         }
     }
 

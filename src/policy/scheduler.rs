@@ -400,4 +400,6 @@ fn wrapping(start: usize, length: usize) -> Wrapping {
 }
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod tests;

@@ -263,6 +263,9 @@ fn text(value: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
+mod readme;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -20,7 +20,7 @@ use crate::policy::route::{Base, Rule};
 use crate::policy::scheduler::{Pick, Wanted};
 use crate::policy::verdict::{self, Failure, Judgement, Verdict};
 use crate::relay::{self, Client, Held, Upload};
-use crate::upstream::{self, Answer, CallError, Payload};
+use crate::upstream::{self, Answer, CallError, Over, Payload};
 
 /// How long a key rests that cannot serve a request without a model.
 const NO_MODEL_REST: Duration = Duration::from_secs(600);
@@ -48,14 +48,14 @@ impl Proxy {
         client: &mut dyn Client,
     ) -> Result<Judged, CallError> {
         task.story.attempts += 1;
-        let mut outcome = self.call(task, &pick.slot, client);
+        let mut outcome = self.call(task, &pick.slot, client, Over::Any);
         if let Err(error) = &outcome
             && error.repeatable
             && !task.request.endpoint.is_upload()
         {
             debug!("repeat id={} cause={}", task.request.id, Quoted(&error.cause));
             task.story.attempts += 1;
-            outcome = self.call(task, &pick.slot, client);
+            outcome = self.call(task, &pick.slot, client, Over::Fresh);
         }
         let (key, model) = (self.pool.label(pick.slot.key), self.model_name(&pick.slot));
         let judged = match outcome {
@@ -79,6 +79,7 @@ impl Proxy {
         task: &Task<'_>,
         slot: &Slot,
         client: &mut dyn Client,
+        over: Over,
     ) -> Result<Answer, CallError> {
         let request = task.request;
         let url = self.url(request, slot.key);
@@ -102,7 +103,7 @@ impl Proxy {
             }
             None => Payload::Nothing,
         };
-        self.upstream.send(&request.method, &url, headers, payload)
+        self.upstream.send(&request.method, &url, headers, payload, over)
     }
 
     /// Where a request goes with this key.

@@ -2,7 +2,8 @@
 
 use log::info;
 
-use super::{ClientRequest, Kept, Proxy, Task};
+use super::attempt::Judged;
+use super::{ClientRequest, Proxy, Task};
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
 use crate::policy::pool::Slot;
@@ -16,6 +17,8 @@ pub(super) struct Story {
     pub(super) asked: Option<String>,
     pub(super) attempts: u32,
     pub(super) slot: Option<Slot>,
+    /// The last slot that answered.
+    pub(super) last: Option<Answered>,
     pub(super) status: u16,
     pub(super) relayed: Option<Relayed>,
     pub(super) refusal: Option<ProxyError>,
@@ -26,18 +29,37 @@ pub(super) struct Story {
     pub(super) learned: bool,
 }
 
+/// A slot and what it answered, for the log.
+#[derive(Debug)]
+pub(super) struct Answered {
+    slot: Slot,
+    verdict: Verdict,
+    code: String,
+    request_id: String,
+}
+
+impl Answered {
+    pub(super) fn of(slot: &Slot, judged: &Judged) -> Self {
+        Self {
+            slot: slot.clone(),
+            verdict: judged.judgement.verdict,
+            code: judged.code().to_owned(),
+            request_id: judged.request_id().to_owned(),
+        }
+    }
+}
+
 impl Proxy {
-    pub(super) fn log_rotation(&self, task: &Task<'_>, to: &Slot, kept: Option<&Kept>) {
-        let Some(from) = &task.story.slot else { return };
-        let why = kept.filter(|kept| kept.slot == *from).map(|kept| &kept.judged);
+    pub(super) fn log_rotation(&self, task: &Task<'_>, to: &Slot) {
+        let Some(from) = &task.story.last else { return };
         info!(
             "rotate id={} from={} to={} verdict={} code={} request_id={}",
             task.request.id,
-            self.pool.show(from),
+            self.pool.show(&from.slot),
             self.pool.show(to),
-            why.map_or(Verdict::QuotaExhausted, |judged| judged.judgement.verdict).name(),
-            Quoted(why.map_or("-", |judged| judged.code())),
-            Quoted(why.map_or("-", |judged| judged.request_id())),
+            from.verdict.name(),
+            Quoted(&from.code),
+            Quoted(&from.request_id),
         );
     }
 

@@ -5,6 +5,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::native;
 use super::output::Output;
 use super::script::{End, Framing, Part, Script, Shape};
 use super::shapes;
@@ -16,6 +17,7 @@ use crate::clock::{self, Timestamp};
 pub(super) enum Surface {
     Chat,
     Messages,
+    Native,
     /// No path of ours.
     Unknown,
 }
@@ -25,6 +27,7 @@ impl Surface {
         match (method, path) {
             ("POST", "/compatible-mode/v1/chat/completions") => Self::Chat,
             ("POST", "/apps/anthropic/v1/messages") => Self::Messages,
+            ("POST", path) if path.starts_with("/api/v1/services/") => Self::Native,
             _ => Self::Unknown,
         }
     }
@@ -37,6 +40,7 @@ pub(super) struct Wanted {
     pub(super) model: Value,
     stream: Value,
     stream_options: Value,
+    pub(super) parameters: Value,
 }
 
 /// What an answer depends on.
@@ -93,6 +97,7 @@ pub(super) fn normal(question: &Question<'_>, script: &mut Script) -> Output {
     }
     match surface {
         Surface::Chat => chat(question, model),
+        Surface::Native => native::generation(question, model),
         _ => messages(question, model),
     }
 }
@@ -127,6 +132,7 @@ fn error(
     let id = question.id;
     let body = match surface {
         Surface::Chat => shapes::nested(code, kind, message, id),
+        Surface::Native => shapes::native(code, message, id),
         _ => shapes::flat(code, message, id),
     };
     let headers = gateway_headers(question, "application/json", false);
@@ -134,12 +140,12 @@ fn error(
 }
 
 /// The answer's text in the pieces in which it is streamed. It names the model that serves.
-fn pieces(model: &str) -> Vec<String> {
+pub(super) fn pieces(model: &str) -> Vec<String> {
     ["This ", "answer ", "comes ", "from ", model, "."].map(str::to_owned).to_vec()
 }
 
 /// A guess like any other: four bytes of request to a token.
-fn prompt_tokens(question: &Question<'_>) -> usize {
+pub(super) fn prompt_tokens(question: &Question<'_>) -> usize {
     question.request.body.len() / 4 + 1
 }
 
@@ -244,14 +250,14 @@ fn messages(question: &Question<'_>, model: &str) -> Output {
     streamed(question, "text/event-stream; charset=utf-8", events)
 }
 
-fn streamed(question: &Question<'_>, content_type: &str, events: Vec<String>) -> Output {
+pub(super) fn streamed(question: &Question<'_>, content_type: &str, events: Vec<String>) -> Output {
     let parts = events.into_iter().map(Part::now).collect();
     let headers = gateway_headers(question, content_type, true);
     Output::stream(headers, parts, Framing::Chunked, End::Clean)
 }
 
 /// The headers of DashScope's gateway. Two of them come with successes only.
-fn gateway_headers(
+pub(super) fn gateway_headers(
     question: &Question<'_>,
     content_type: &str,
     success: bool,
@@ -286,6 +292,6 @@ fn http_date(now: Timestamp) -> String {
     time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
 }
 
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

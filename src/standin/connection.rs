@@ -92,6 +92,7 @@ impl Connection {
             served: 0,
             busy: false,
             ending: false,
+            resetting: false,
             gone: false,
         };
         state.open.insert(number, open);
@@ -110,7 +111,8 @@ impl Connection {
                 Ok(after) => break after,
                 Err(_) => {
                     self.shared.mark_gone(self.number);
-                    break After::Close;
+                    let reset = self.shared.is_resetting(self.number);
+                    break if reset { After::Reset } else { After::Close };
                 }
             }
         };
@@ -192,6 +194,12 @@ impl Connection {
                     After::Keep => After::Close,
                     after => after,
                 });
+            }
+            Reply::OnUsed(then) => {
+                let state = self.shared.state.lock();
+                let is_used = state.open.get(&self.number).is_some_and(|open| open.served > 1);
+                drop(state);
+                return self.play(exchange, if is_used { *then } else { Reply::Normal });
             }
             Reply::HangBeforeHead => {
                 self.pause(None, || false)?;

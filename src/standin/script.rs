@@ -68,6 +68,8 @@ pub enum Reply {
     /// Plays the reply without a word about the connection, then closes it (FIN): an idle
     /// keep-alive connection that went stale.
     CloseAfterAnswer(Box<Reply>),
+    /// This on a connection that has served a request before, a normal answer on a fresh one.
+    OnUsed(Box<Reply>),
     /// Reads the request, then stays silent with the connection open.
     HangBeforeHead,
     /// Reads the request, then closes the connection (FIN).

@@ -67,7 +67,7 @@ pub(super) fn flat(code: &str, message: &str, id: &str) -> String {
 }
 
 /// The error envelope of DashScope's own protocol.
-fn native(code: &str, message: &str, id: &str) -> String {
+pub(super) fn native(code: &str, message: &str, id: &str) -> String {
     let (code, message) = (quoted(code), quoted(message));
     format!(r#"{{"code":{code},"message":{message},"request_id":"{id}"}}"#)
 }

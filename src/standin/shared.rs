@@ -43,6 +43,8 @@ pub(super) struct Open {
     pub(super) busy: bool,
     /// The stand-in itself is ending it: what is seen on it from now on is not the peer's doing.
     pub(super) ending: bool,
+    /// It ends it by a reset.
+    pub(super) resetting: bool,
     /// The peer closed it.
     pub(super) gone: bool,
 }
@@ -158,6 +160,21 @@ impl Shared {
             }
             self.changed.wait(&mut state);
         }
+    }
+
+    /// Resets (RST) the connections that are picked: their threads wake and do it.
+    pub(super) fn reset(&self, picked: impl Fn(&Open) -> bool) {
+        for open in self.state.lock().open.values_mut().filter(|open| picked(open)) {
+            (open.ending, open.resetting) = (true, true);
+            // Wakes the reader without sending a FIN.
+            let _ = open.control.shutdown(Shutdown::Read);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Whether this connection is to end by a reset.
+    pub(super) fn is_resetting(&self, connection: usize) -> bool {
+        self.state.lock().open.get(&connection).is_some_and(|open| open.resetting)
     }
 
     /// Closes (FIN) the connections that are picked.

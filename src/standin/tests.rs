@@ -41,6 +41,7 @@ fn read_some(socket: &mut TcpStream, until: &str) -> String {
 
 const CHAT: &str = "/compatible-mode/v1/chat/completions";
 const MESSAGES: &str = "/apps/anthropic/v1/messages";
+const NATIVE: &str = "/api/v1/services/aigc/text-generation/generation";
 
 #[test]
 fn a_chat_is_answered_with_the_fields_of_dashscope() {
@@ -86,6 +87,30 @@ fn a_message_stream_has_no_blanks_after_its_colons() {
 }
 
 #[test]
+fn a_native_answer_is_whole_or_in_frames_as_a_header_says() {
+    let standin = StandIn::start().unwrap();
+    let whole = answer(&standin, NATIVE, r#"{"model":"m1"}"#);
+    let body = r#"{"output":{"finish_reason":"stop","text":"This answer comes from m1."},"usage":{"total_tokens":10,"output_tokens":6,"input_tokens":4},"request_id":"#;
+    assert!(whole.contains(body), "{whole}");
+    for header in ["X-DashScope-SSE: enable", "Accept: text/event-stream"] {
+        let mut socket = connect(&standin);
+        let headers = format!("{header}\r\nAuthorization: Bearer k1\r\nconnection: close");
+        let parameters = r#"{"incremental_output":true,"result_format":"message"}"#;
+        let body = format!(r#"{{"model":"m1","parameters":{parameters}}}"#);
+        ask(&mut socket, NATIVE, &headers, &body);
+        let mut text = String::new();
+        socket.read_to_string(&mut text).unwrap();
+        assert!(text.contains("content-type: text/event-stream;charset=UTF-8\r\n"), "{text}");
+        let first = "id:1\nevent:result\n:HTTP_STATUS/200\ndata:{\"output\":{\"choices\":[{\"message\":{\"content\":\"This \",\"role\":\"assistant\"},\"finish_reason\":\"null\"}]}";
+        assert!(text.contains(first), "{text}");
+        let last = text.rsplit("data:").next().unwrap();
+        assert!(last.contains(r#""finish_reason":"stop""#), "{text}");
+        assert!(last.contains(r#""output_tokens":6"#), "{text}");
+        assert!(!text.contains("[DONE]") && !text.contains("data: "), "{text}");
+    }
+}
+
+#[test]
 fn a_used_up_quota_is_told_in_each_envelope() {
     let standin = StandIn::start().unwrap();
     standin.set_quota("k1", "m1", 1);
@@ -95,6 +120,8 @@ fn a_used_up_quota_is_told_in_each_envelope() {
     assert!(nested.contains(r#"{"error":{"message":"Free quota exhausted."#), "{nested}");
     let flat = answer(&standin, MESSAGES, r#"{"model":"m1"}"#);
     assert!(flat.contains(r#"","code":"AllocationQuota.FreeTierOnly","message":""#), "{flat}");
+    let native = answer(&standin, NATIVE, r#"{"model":"m1"}"#);
+    assert!(native.contains(r#"{"code":"AllocationQuota.FreeTierOnly","message":""#), "{native}");
     assert!(answer(&standin, CHAT, r#"{"model":"m2"}"#).starts_with("HTTP/1.1 200 OK\r\n"));
 }
 
@@ -123,6 +150,20 @@ fn a_connection_serves_many_requests_and_can_go_stale() {
     assert_eq!(socket.read(&mut [0]).unwrap(), 0);
     assert_eq!(standin.connections(), 1);
     assert!(standin.wait_open(0, LIMIT));
+}
+
+#[test]
+fn idle_connections_can_be_reset() {
+    let standin = StandIn::start().unwrap();
+    standin.reply("*", "*", Reply::json(200, "{}"));
+    let mut socket = connect(&standin);
+    ask(&mut socket, CHAT, "x-api-key: k1", "{}");
+    read_some(&mut socket, "{}");
+    // The thread has to be back at its read: until then the connection counts as busy.
+    while !standin.wait_open(0, Duration::from_millis(10)) {
+        standin.reset_idle();
+    }
+    assert_eq!(socket.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
 
 #[test]

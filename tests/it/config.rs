@@ -7,7 +7,7 @@ use std::process::Output;
 use dashscope_proxy::standin::{Call, Reply, Shape, StandIn};
 
 use crate::envelope::{CHAT, MESSAGES};
-use crate::harness::{AUTH, PROXY_KEY, Proxy, get, post, request, run_to_exit};
+use crate::harness::{AUTH, PROXY_KEY, Proxy, get, key_hash, post, request, run_to_exit};
 
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -197,6 +197,21 @@ fn a_short_proxy_key_is_a_warning() {
     assert!(!log.contains("shortie"), "{log}");
     let answer = request(proxy.address(), "GET", "/v1/models", &[("x-api-key", "shortie")], b"");
     assert_eq!(answer.status, 200);
+}
+
+#[test]
+fn a_plans_key_on_the_pay_as_you_go_host_is_a_warning_by_its_label() {
+    const KEY: &str = "sk-sp-0123456789abcdef";
+    let standin = StandIn::start().unwrap();
+    let keys = format!("{KEY}@https://dashscope.aliyuncs.com,sk-2");
+    let proxy = Proxy::builder(&standin).keys(&keys).start();
+    let log = proxy.log();
+    let warned: Vec<_> = log.lines().filter(|line| line.contains(" configuration ")).collect();
+    assert_eq!(warned.len(), 1, "{log}");
+    for word in ["WARN", "DASHSCOPE_API_KEYS", "plan key", &key_hash(KEY)[..12], "pay-as-you-go"] {
+        assert!(warned[0].contains(word), "{word}: {log}");
+    }
+    assert!(!log.contains(KEY), "{log}");
 }
 
 #[test]

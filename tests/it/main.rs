@@ -1,13 +1,17 @@
 //! The integration tests: the real binary between a bare client and the DashScope stand-in.
 
+mod benches;
 mod bodies_and_headers;
 mod config;
 mod demo;
 mod early_answer;
 mod envelope;
 mod exhaustion;
+mod failover;
 mod harness;
+mod native;
 mod routes;
+mod stale;
 mod standin;
 mod state;
 mod stopping;

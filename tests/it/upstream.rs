@@ -16,7 +16,7 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::envelope::{CHAT, MESSAGES, message_on};
-use crate::harness::{AUTH, How, LIMIT, Proxy, get, post};
+use crate::harness::{AUTH, How, LIMIT, Proxy, post};
 
 /// A port that refuses every connection: bound, so that nobody else gets it, and not listening.
 struct ClosedPort {
