@@ -141,11 +141,17 @@ impl Answer {
     }
 }
 
-/// A whole answer that ends its connection, as bytes.
-pub(super) fn whole(head: &Head, body: &[u8]) -> Vec<u8> {
+/// A whole answer that ends its connection, as bytes. `is_head`: to a HEAD, without the body.
+pub(super) fn whole(head: &Head, body: &[u8], is_head: bool) -> Vec<u8> {
+    let framing = match head.status {
+        204 | 304 => Framing::None,
+        _ => Framing::Length(body.len() as u64),
+    };
     let mut bytes = Vec::new();
-    push_head(&mut bytes, head, Framing::Length(body.len() as u64), true);
-    bytes.extend_from_slice(body);
+    push_head(&mut bytes, head, framing, true);
+    if !is_head {
+        bytes.extend_from_slice(body);
+    }
     bytes
 }
 
@@ -271,7 +277,7 @@ impl Client for Answer {
         }
         if self.last
             && !self.client_closes
-            && let Some(connection) = self.descriptors.find(self.peer)
+            && let Some(connection) = self.descriptors.keep(self.peer)
         {
             connection.end_output();
         }

@@ -131,6 +131,11 @@ impl Connections {
         }
     }
 
+    /// What is known of this address does not hold for the connection that it has now.
+    pub(super) fn forget(&self, peer: SocketAddr) {
+        self.known.lock().remove(&peer);
+    }
+
     /// The request in work is done.
     pub(super) fn finish(&self, peer: SocketAddr, now: Instant) -> Rest {
         let mut known = self.known.lock();
@@ -152,6 +157,11 @@ impl Connections {
     /// How many connections are known.
     pub(super) fn count(&self) -> usize {
         self.known.lock().len()
+    }
+
+    /// Whether this connection has a request in work.
+    pub(super) fn is_in_work(&self, peer: SocketAddr) -> bool {
+        self.known.lock().get(&peer).is_some_and(|connection| !connection.is_at_rest())
     }
 
     /// How many connections have a request in work.
@@ -198,11 +208,14 @@ impl Known {
         self.since = now;
     }
 
+    fn is_at_rest(&self) -> bool {
+        matches!(self.activity, Activity::Mute | Activity::Idle)
+    }
+
     /// A socket that was shut is no longer found, and the library may still hold some of what it
     /// sent; so a condemned connection is remembered for longer.
     fn is_gone(&self, now: Instant) -> bool {
-        let at_rest = matches!(self.activity, Activity::Mute | Activity::Idle);
         let memory = if self.condemned { REMEMBER_CONDEMNED } else { REMEMBER };
-        at_rest && self.missing_since.is_some_and(|since| now - since >= memory)
+        self.is_at_rest() && self.missing_since.is_some_and(|since| now - since >= memory)
     }
 }

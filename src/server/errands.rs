@@ -12,7 +12,7 @@ use super::bodies::{self, ReceiveError, Received};
 use super::connections::Activity;
 use super::head;
 use super::intake::{Front, Pending};
-use super::refusals;
+use super::refusals::{self, Disposal, Numbers};
 use super::workers::Job;
 use crate::clock;
 use crate::error::ProxyError;
@@ -40,10 +40,13 @@ impl Front {
     }
 
     fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
-        let Pending { request, head, turn, .. } = pending;
+        let Pending { request, head, turn, is_read, .. } = pending;
         let begun = clock::instant();
         let progress = |bytes| turn.turn_to(Activity::Sending { begun, bytes });
-        bodies::receive(request, head.length, self.config.max_body_bytes, &self.budget, progress)
+        let largest = self.config.max_body_bytes;
+        let outcome = bodies::receive(request, head.length, largest, &self.budget, progress);
+        *is_read = outcome.is_ok();
+        outcome
     }
 
     /// Serves a request, on a worker.
@@ -105,7 +108,7 @@ impl Front {
         }
     }
 
-    pub(super) fn page(&self, pending: Pending, local: Local) {
+    pub(super) fn page(self: &Arc<Self>, pending: Pending, local: Local) {
         match self.admin.page(&local, pending.head.protocol) {
             Ok((mut page, body)) => {
                 if !local.is_private() {
@@ -118,7 +121,7 @@ impl Front {
     }
 
     /// Answers a browser's question with whatever it asks for: the key is checked later.
-    pub(super) fn preflight(&self, pending: Pending) {
+    pub(super) fn preflight(self: &Arc<Self>, pending: Pending) {
         let mut headers = HeaderMap::new();
         self.proxy.allow_origin(&mut headers);
         if self.config.cors_origin.is_some() {
@@ -134,7 +137,7 @@ impl Front {
         self.respond(pending, &head, b"");
     }
 
-    pub(super) fn refuse(&self, pending: Pending, error: &ProxyError) {
+    pub(super) fn refuse(self: &Arc<Self>, pending: Pending, error: &ProxyError) {
         let (head, body) = self.proxy.error_answer(error, pending.head.protocol);
         info!(
             "refused client={} method={} path={} status={} error={} total_ms={}",
@@ -145,24 +148,12 @@ impl Front {
             error.code(),
             millis(pending.arrived.elapsed()),
         );
-        if refusals::is_harmless(&pending.head, &pending.request) {
-            return self.respond(pending, &head, &body);
-        }
-        let Pending { request, head: asked, turn, .. } = pending;
-        turn.turn_to(Activity::Lingering);
-        // What the client sends from here on would be taken for another request.
-        self.connections.condemn(asked.peer);
-        let answer = answer::whole(&head, &body);
-        refusals::refuse_past_library(
-            &self.descriptors,
-            &self.undertakers,
-            &asked,
-            request,
-            &answer,
-        );
+        self.respond(pending, &head, &body);
     }
 
-    fn respond(&self, pending: Pending, head: &relay::Head, body: &[u8]) {
+    /// Writes an answer of our own. Where the body has not been read, it goes past the library and
+    /// ends the connection.
+    fn respond(self: &Arc<Self>, pending: Pending, head: &relay::Head, body: &[u8]) {
         debug!(
             "local client={} method={} path={} status={}",
             pending.head.peer.ip(),
@@ -170,10 +161,27 @@ impl Front {
             Quoted(&pending.head.path),
             head.status
         );
-        if !pending.body_is_here() {
-            // The library reads the rest of the body away first.
-            pending.turn.turn_to(Activity::Sending { begun: pending.arrived, bytes: 0 });
+        if pending.body_is_here() {
+            return self.answer_to(pending).respond(head, body);
         }
-        self.answer_to(pending).respond(head, body);
+        let Pending { request, head: asked, turn, .. } = pending;
+        turn.turn_to(Activity::Lingering);
+        // What the client sends from here on would be taken for another request.
+        self.connections.condemn(asked.peer);
+        let answer = answer::whole(head, body, asked.method == "HEAD");
+        let front = Arc::clone(self);
+        let dispose = move |numbers: Numbers| {
+            let undertakers = Arc::clone(&front.undertakers);
+            undertakers.give(move || {
+                if refusals::dispose(request) == Disposal::Forgotten {
+                    debug!("forgotten client={}", asked.peer.ip());
+                    let descriptors = Arc::clone(&front.descriptors);
+                    front.lingerer.bury(move || descriptors.close(&numbers));
+                }
+                drop(turn);
+            });
+        };
+        let descriptors = &self.descriptors;
+        refusals::answer_past_library(descriptors, &self.lingerer, asked.peer, &answer, dispose);
     }
 }

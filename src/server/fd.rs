@@ -8,7 +8,7 @@
 //! before acting, and nothing here closes a descriptor but [`Descriptors::close`].
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use log::warn;
 use nix::dir::Dir;
@@ -47,6 +47,22 @@ pub(super) struct Connection {
     pub(super) peer: SocketAddr,
 }
 
+/// A connection under a number of our own, which stays good whatever the library closes meanwhile.
+#[derive(Debug)]
+pub(super) struct Kept {
+    connection: Connection,
+    /// None when there was no descriptor left to make one.
+    _own: Option<OwnedFd>,
+}
+
+impl std::ops::Deref for Kept {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
 /// All descriptors at one moment.
 #[derive(Debug, Default)]
 pub(super) struct Census {
@@ -54,6 +70,8 @@ pub(super) struct Census {
     pub(super) open: usize,
     /// The clients' connections, each once.
     pub(super) connections: Vec<Connection>,
+    /// All their numbers, in the same order.
+    numbers: Vec<Connection>,
 }
 
 /// What can be said of a connection's input without taking it.
@@ -89,10 +107,11 @@ impl Descriptors {
         self.each(|fd| {
             census.open += 1;
             if let Some(peer) = client_of(fd, self.port) {
-                census.connections.push(Connection { fd, peer });
+                census.numbers.push(Connection { fd, peer });
             }
         });
-        census.connections.sort_by_key(|connection| (connection.peer, connection.fd));
+        census.numbers.sort_by_key(|connection| (connection.peer, connection.fd));
+        census.connections = census.numbers.clone();
         census.connections.dedup_by_key(|connection| connection.peer);
         census
     }
@@ -108,8 +127,36 @@ impl Descriptors {
         found
     }
 
-    /// Every number of this client's connection.
-    pub(super) fn numbers(&self, peer: SocketAddr) -> Vec<RawFd> {
+    /// The connection of this client, for more than one look: a client that has read its answer may
+    /// leave at once, the library closes its numbers, and the next client gets them.
+    #[expect(unsafe_code, reason = "the number is not ours before it is duplicated")]
+    pub(super) fn keep(&self, peer: SocketAddr) -> Option<Kept> {
+        let found = self.find(peer)?;
+        // SAFETY: only duplicated, and the peer of what came of it is checked.
+        let own = unsafe { BorrowedFd::borrow_raw(found.fd) }.try_clone_to_owned().ok();
+        let fd = own.as_ref().map_or(found.fd, AsRawFd::as_raw_fd);
+        let connection = Connection { fd, peer };
+        connection.is_still_there().then_some(Kept { connection, _own: own })
+    }
+
+    /// Every number of this client's connection, with what it stands for.
+    pub(super) fn numbered(&self, peer: SocketAddr) -> Vec<(RawFd, Option<String>)> {
+        self.numbers(peer).into_iter().map(|fd| (fd, self.identity(fd))).collect()
+    }
+
+    /// The same, as of this census, for many connections at once.
+    pub(super) fn numbered_in(
+        &self,
+        census: &Census,
+        peer: SocketAddr,
+    ) -> Vec<(RawFd, Option<String>)> {
+        let first = census.numbers.partition_point(|number| number.peer < peer);
+        let numbers = census.numbers[first..].iter().take_while(|number| number.peer == peer);
+        let still = numbers.filter(|number| number.is_still_there());
+        still.map(|number| (number.fd, self.identity(number.fd))).collect()
+    }
+
+    fn numbers(&self, peer: SocketAddr) -> Vec<RawFd> {
         let mut numbers = Vec::new();
         self.each(|fd| {
             if client_of(fd, self.port) == Some(peer) {
@@ -121,21 +168,21 @@ impl Descriptors {
 
     /// Ends a client's connection in both directions. What was written before still arrives.
     pub(super) fn shut(&self, peer: SocketAddr) {
-        if let Some(connection) = self.find(peer) {
+        if let Some(connection) = self.keep(peer) {
             connection.shut();
         }
     }
 
     /// Ends a client's connection with a reset.
     pub(super) fn abort(&self, peer: SocketAddr) {
-        if let Some(connection) = self.find(peer) {
+        if let Some(connection) = self.keep(peer) {
             connection.abort();
         }
     }
 
     /// Ends a client's connection, and takes away what it has sent before the library reads it.
     pub(super) fn silence(&self, peer: SocketAddr) {
-        if let Some(connection) = self.find(peer) {
+        if let Some(connection) = self.keep(peer) {
             connection.discard();
             connection.shut();
         }
@@ -152,7 +199,7 @@ impl Descriptors {
     }
 
     /// What a number stands for, as long as it stands for it.
-    pub(super) fn identity(&self, fd: RawFd) -> Option<String> {
+    fn identity(&self, fd: RawFd) -> Option<String> {
         let link = std::fs::read_link(format!("{DIRECTORY}/{fd}")).ok()?;
         Some(link.to_str()?.to_owned())
     }

@@ -6,8 +6,8 @@
 //! for requests until the last of its connections is gone.
 
 use std::collections::HashSet;
-use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::panic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,10 @@ use parking_lot::Mutex;
 use tiny_http::Server;
 
 use super::Once;
+use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
+use crate::clock;
 use crate::panics::{self, Alarm};
 
 /// How long a self-connection may take before the accept thread counts as dead.
@@ -27,6 +29,9 @@ const ACCEPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often an old server is asked whether it still has a request.
 const OLD_POLL: Duration = Duration::from_millis(500);
+
+/// How often it is looked whether a self-connection has been accepted.
+const KNOCK_STEP: Duration = Duration::from_millis(5);
 
 /// The way in.
 #[derive(Debug)]
@@ -36,6 +41,8 @@ pub(super) struct Gate {
     state: Mutex<State>,
     /// Somebody has reason to believe that nothing is accepted any more.
     suspected: AtomicBool,
+    /// The library has said that it accepts nothing any more.
+    is_dead: AtomicBool,
 }
 
 #[derive(Default)]
@@ -58,7 +65,13 @@ struct Generation {
 
 impl Gate {
     pub(super) fn new(listening: Listening, alarm: Alarm) -> Self {
-        Self { listening, alarm, state: Mutex::default(), suspected: AtomicBool::new(false) }
+        Self {
+            listening,
+            alarm,
+            state: Mutex::default(),
+            suspected: AtomicBool::default(),
+            is_dead: AtomicBool::default(),
+        }
     }
 
     /// Where clients connect.
@@ -93,10 +106,16 @@ impl Gate {
         let mut state = self.state.lock();
         state.old.retain(|old| !old.forget_all_but(peers));
         let suspected = self.suspected.swap(false, Ordering::Relaxed) | panics::library_panicked();
-        if !suspected || front.is_draining() {
+        if front.is_draining() {
             return;
         }
-        match self.accepts() {
+        if self.is_dead.swap(false, Ordering::Relaxed) {
+            return self.replace(front, &mut state, peers);
+        }
+        if !suspected {
+            return;
+        }
+        match self.accepts(&front.descriptors) {
             Ok(true) => {}
             Ok(false) => self.replace(front, &mut state, peers),
             // Not a word about the accept thread: we could not even knock.
@@ -143,16 +162,25 @@ impl Gate {
         Ok(generation)
     }
 
-    /// Whether a connection to ourselves is accepted and, once we say that nothing will come,
-    /// closed.
-    fn accepts(&self) -> io::Result<bool> {
-        let mut socket = TcpStream::connect_timeout(&self.reachable(), ACCEPT_LIMIT)?;
-        socket.set_read_timeout(Some(ACCEPT_LIMIT))?;
-        socket.shutdown(Shutdown::Write)?;
-        match socket.read_to_end(&mut Vec::new()) {
-            Ok(_) => Ok(true),
-            Err(error) => Ok(error.kind() == io::ErrorKind::ConnectionReset),
+    /// Whether a connection to ourselves is accepted: then its other end is among our descriptors.
+    /// (When it is read is another matter: it may have to wait for a thread of the library.)
+    fn accepts(&self, descriptors: &Descriptors) -> io::Result<bool> {
+        let socket = TcpStream::connect_timeout(&self.reachable(), ACCEPT_LIMIT)?;
+        let own = socket.local_addr()?;
+        socket.set_nonblocking(true)?;
+        let deadline = clock::instant() + ACCEPT_LIMIT;
+        while clock::instant() < deadline {
+            // Accepted and closed again: the panic that did it is looked into next.
+            let is_closed = match socket.peek(&mut [0]) {
+                Ok(count) => count == 0,
+                Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            };
+            if is_closed || descriptors.find(own).is_some() {
+                return Ok(true);
+            }
+            let _ = crossbeam_channel::never::<()>().recv_timeout(KNOCK_STEP);
         }
+        Ok(false)
     }
 
     /// The address under which this process reaches itself.
@@ -180,7 +208,8 @@ impl Generation {
                 Some(Ok(request)) => front.take(request),
                 Some(Err(error)) if !front.is_draining() && !self.is_old.is_set() => {
                     info!("accept error=\"{error}\"");
-                    front.gate.suspect();
+                    // It never comes back from one.
+                    front.gate.is_dead.store(true, Ordering::Relaxed);
                 }
                 Some(Err(_)) | None => {}
             }

@@ -86,11 +86,6 @@ impl Head {
         }
     }
 
-    /// Whether the client waits for `100 Continue` before it sends its body.
-    pub(super) fn expects_continue(&self, request: &Request) -> bool {
-        header(request, "expect").is_some()
-    }
-
     /// Refuses a request whose end is not clear.
     pub(super) fn check_framing(&self) -> Result<(), ProxyError> {
         match self.length {

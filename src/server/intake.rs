@@ -18,7 +18,7 @@ use super::crew::Crew;
 use super::fd::Descriptors;
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
-use super::refusals;
+use super::refusals::{self, Lingerer};
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
@@ -31,9 +31,6 @@ use crate::proxy::Proxy;
 
 /// Threads that write our own pages.
 const RESPONDERS: usize = 16;
-
-/// Threads that refuse, and may have to wait for the rest of a body.
-const REFUSERS: usize = 64;
 
 /// Threads that wait for bodies.
 const RECEIVERS: usize = 256;
@@ -53,10 +50,10 @@ pub(super) struct Front {
     pub(super) descriptors: Arc<Descriptors>,
     pub(super) connections: Connections,
     responders: Arc<Crew>,
-    refusers: Arc<Crew>,
     receivers: Arc<Crew>,
     /// Drops what may not be dropped anywhere else, in order.
     pub(super) undertakers: Arc<Crew>,
+    pub(super) lingerer: Lingerer,
     jobs: Sender<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
@@ -72,6 +69,8 @@ pub(super) struct Pending {
     pub(super) head: Head,
     pub(super) arrived: Instant,
     pub(super) turn: Turn,
+    /// Whether its body has been read.
+    pub(super) is_read: bool,
 }
 
 /// What a request is for.
@@ -132,9 +131,9 @@ impl Front {
             gate,
             connections: Connections::default(),
             responders: Crew::new("responder", RESPONDERS)?,
-            refusers: Crew::new("refuser", REFUSERS)?,
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
+            lingerer: Lingerer::start(alarm)?,
             jobs,
             pokes,
             draining: Once::default(),
@@ -197,7 +196,15 @@ impl Front {
             // The connection was reset before its first byte: nobody can be answered.
             return self.bury(request);
         };
-        match self.connections.arrive(peer, request, clock::instant()) {
+        let arrival = match self.connections.arrive(peer, request, clock::instant()) {
+            // The condemned one was shut, so this is another connection from the same port.
+            Arrival::Dead(request) if self.descriptors.find(peer).is_some() => {
+                self.connections.forget(peer);
+                self.connections.arrive(peer, request, clock::instant())
+            }
+            arrival => arrival,
+        };
+        match arrival {
             Arrival::Now { request, first } => {
                 if first {
                     self.poke(1);
@@ -227,7 +234,7 @@ impl Front {
         let turn = Turn { front: Arc::clone(self), peer };
         let head = Head::of(&request, peer);
         fault_point("intake", head.query.as_deref());
-        let pending = Pending { request, head, arrived, turn };
+        let pending = Pending { request, head, arrived, turn, is_read: false };
         let front = Arc::clone(self);
         match self.judge(&pending) {
             Ok(Errand::Serve(endpoint)) if endpoint.is_upload() || pending.body_is_here() => {
@@ -301,20 +308,16 @@ impl Front {
         }
     }
 
-    /// Hands a refusal to whoever may wait for its client.
+    /// Hands a refusal to whoever may write to its client.
     pub(super) fn give_refusal(self: &Arc<Self>, pending: Pending, error: ProxyError) {
         let front = Arc::clone(self);
-        if pending.body_is_here() {
-            self.responders.give(move || front.refuse(pending, &error));
-        } else {
-            self.refusers.give(move || front.refuse(pending, &error));
-        }
+        self.responders.give(move || front.refuse(pending, &error));
     }
 }
 
 impl Pending {
     pub(super) fn body_is_here(&self) -> bool {
-        self.head.body_is_here(&self.request)
+        self.is_read || self.head.body_is_here(&self.request)
     }
 }
 

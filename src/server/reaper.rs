@@ -64,11 +64,13 @@ pub(super) struct Reaper {
     front: Arc<Front>,
     /// The least unexplained memory so far: what is above it has been added by connections.
     floor: Option<u64>,
+    /// How many looks in a row have found a connection stuck.
+    stuck: u32,
 }
 
 impl Reaper {
     pub(super) fn new(front: Arc<Front>) -> Self {
-        Self { front, floor: None }
+        Self { front, floor: None, stuck: 0 }
     }
 
     /// Looks again and again, for the life of the process.
@@ -76,13 +78,16 @@ impl Reaper {
         let never = crossbeam_channel::never::<()>();
         loop {
             let started = clock::instant();
-            self.look(started);
+            let peers = self.look(started);
             let took = started.elapsed();
+            // Waits, when it has to knock: that is no work to rest from.
+            self.front.gate.look(&self.front, &peers);
             let _ = never.recv_timeout(TICK.max(took * REST));
         }
     }
 
-    fn look(&mut self, now: Instant) {
+    /// Looks once; the clients that there are.
+    fn look(&mut self, now: Instant) -> Vec<SocketAddr> {
         let census = self.front.descriptors.census();
         let peers: Vec<SocketAddr> = census.connections.iter().map(|seen| seen.peer).collect();
         let mut sights = self.front.connections.take_stock(&peers, now);
@@ -90,26 +95,48 @@ impl Reaper {
         let limit = self.front.client_timeout();
         for sight in &sights {
             if let Some(reason) = past_limit(sight, limit, now) {
+                if reason == Reason::NoHead {
+                    self.bury(&census, sight.peer);
+                }
                 end(&census, sight.peer, reason);
             }
         }
         self.wake_stuck(&census, &sights);
         self.spare_descriptors(&census, &sights);
         self.spare_memory(&census, &sights);
-        self.front.gate.look(&self.front, &peers);
+        peers
+    }
+
+    /// A foreign version (the first line of HTTP/2, say) makes the library's thread wait for itself
+    /// for good. It never lets go of its descriptors, so they are closed by number. (Any other
+    /// thread that still reads a head sees the end of its connection and closes them itself.)
+    fn bury(&self, census: &Census, peer: SocketAddr) {
+        let front = Arc::clone(&self.front);
+        let numbers = front.descriptors.numbered_in(census, peer);
+        self.front.lingerer.bury(move || {
+            // Its head may have come to an end in the last moment.
+            if !front.connections.is_in_work(peer) {
+                front.descriptors.close(&numbers);
+            }
+        });
     }
 
     /// Connections with bytes that nobody reads lie in the library's queue behind silent ones.
-    /// Each poke frees one thread, and it may take as many as there are silent ones.
-    fn wake_stuck(&self, census: &Census, sights: &[Sight]) {
+    /// Each poke frees one thread, and it may take as many as there are silent ones; or more, when
+    /// they lie behind some that were reset: those are not seen any more, and cost a thread each.
+    fn wake_stuck(&mut self, census: &Census, sights: &[Sight]) {
         let mute = |sight: &&Sight| sight.activity == Activity::Mute && sight.age > STUCK_AFTER;
         let is_stuck = sights.iter().filter(mute).any(|sight| {
             find(census, sight.peer).is_some_and(|seen| seen.input() == Input::Waiting)
         });
-        if is_stuck {
-            let silent = sights.iter().filter(|sight| sight.activity == Activity::Mute).count();
-            self.front.poke(silent.min(MOST_POKES));
+        if !is_stuck {
+            self.stuck = 0;
+            return;
         }
+        let silent = sights.iter().filter(|sight| sight.activity == Activity::Mute).count();
+        let more = 1 << self.stuck.min(MOST_POKES.ilog2());
+        self.stuck += 1;
+        self.front.poke(silent.max(more).min(MOST_POKES));
     }
 
     fn spare_descriptors(&self, census: &Census, sights: &[Sight]) {
@@ -165,6 +192,8 @@ fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
     let mut free: Vec<&Sight> = sights
         .iter()
         .filter(|sight| matches!(sight.activity, Activity::Mute | Activity::Idle))
+        // Whoever has only just come may be about to ask.
+        .filter(|sight| sight.age >= TICK)
         .collect();
     free.sort_by_key(|sight| (sight.activity == Activity::Idle, std::cmp::Reverse(sight.age)));
     free.into_iter().map(|sight| sight.peer).collect()

@@ -1,26 +1,24 @@
-//! Refusing a request whose body has not been read.
+//! Answering a request whose body has not been read: a refusal, mostly.
 //!
 //! The library reads an unread body away before an answer can be written, whatever its length,
-//! and allocates that length at once. So a small body is waited for, and a large or doubtful one
-//! is answered past the library: the answer first, then the end of our side, then whatever the
-//! client still sends is thrown away for a while (a reset would take the answer with it), and
-//! only then is the request dropped.
+//! and allocates that length at once. So the answer goes past the library: first the answer, then
+//! the end of our side, then whatever the client still sends is thrown away for a while (a reset
+//! would take the answer with it), and only then is the request dropped. One thread lingers for
+//! all of them, or a few strangers could hold up everybody's refusals.
 
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use log::debug;
+use crossbeam_channel::{Receiver, Sender};
 use tiny_http::Request;
 
-use super::crew::Crew;
-use super::fd::{Connection, Descriptors, Discarded};
-use super::head::{BodyLength, Head};
+use super::fd::{Descriptors, Discarded, Kept};
 use crate::clock;
-
-/// A body up to this length is waited for, in bytes.
-const SMALL: u64 = 64 * 1024;
+use crate::panics::Alarm;
 
 /// How long a refused client may go on sending, and how long it may be silent (as nginx's
 /// `lingering_time` and `lingering_timeout`).
@@ -33,64 +31,97 @@ const LINGER_STEP: Duration = Duration::from_millis(20);
 /// How long the two descriptors of a request that cannot be dropped are left alone.
 const BURIAL_DELAY: Duration = Duration::from_secs(1);
 
-/// Whether an answer may go the ordinary way: then the library reads what is left of the body,
-/// which is nothing or a little.
-pub(super) fn is_harmless(head: &Head, request: &Request) -> bool {
-    match head.length {
-        BodyLength::None => true,
-        BodyLength::Exact(length) => {
-            length <= SMALL && (length == 0 || !head.expects_continue(request))
-        }
-        BodyLength::Chunked | BodyLength::Unclear => false,
-    }
+/// The way to the one thread that lingers.
+#[derive(Debug)]
+pub(super) struct Lingerer(Sender<Wait>);
+
+/// What that thread waits for.
+enum Wait {
+    /// The end of what a client still sends.
+    Input { connection: Kept, last: Instant, until: Instant, then: Then },
+    /// The time at which the descriptors of a forgotten request may be closed.
+    Burial { at: Instant, then: Then },
 }
 
-/// Sends `answer` past the library, ends the connection, and gets rid of the request. May take
-/// as long as [`LONGEST_LINGER`].
-pub(super) fn refuse_past_library(
-    descriptors: &Arc<Descriptors>,
-    undertakers: &Arc<Crew>,
-    head: &Head,
-    request: Request,
-    answer: &[u8],
-) {
-    let numbers = descriptors.numbers(head.peer);
-    let sockets: Vec<(RawFd, Option<String>)> =
-        numbers.iter().map(|fd| (*fd, descriptors.identity(*fd))).collect();
-    if let Some(connection) = descriptors.find(head.peer) {
-        connection.send(answer);
-        connection.end_output();
-        linger(connection);
-        if connection.is_still_there() {
-            connection.shut();
-        }
-    }
-    if dispose(request) == Disposal::Forgotten {
-        debug!("forgotten client={}", head.peer.ip());
-        let descriptors = Arc::clone(descriptors);
-        undertakers.give(move || {
-            let _ = crossbeam_channel::never::<()>().recv_timeout(BURIAL_DELAY);
-            descriptors.close(&sockets);
-        });
-    }
-}
+type Then = Box<dyn FnOnce() + Send>;
 
-/// Throws away what the client still sends, so that it can read what it was sent.
-fn linger(connection: Connection) {
-    let pause = crossbeam_channel::never::<()>();
-    let deadline = clock::instant() + LONGEST_LINGER;
-    let mut last_input = clock::instant();
-    while connection.is_still_there() {
+impl Lingerer {
+    /// Starts the thread.
+    pub(super) fn start(alarm: &Alarm) -> io::Result<Self> {
+        let (sender, arrivals) = crossbeam_channel::unbounded();
+        alarm.essential("lingerer", move || linger(&arrivals))?;
+        Ok(Self(sender))
+    }
+
+    /// Throws away what the client still sends, so that it can read what it was sent; then ends
+    /// the connection and calls `then`, which must not wait.
+    fn linger(&self, connection: Kept, then: impl FnOnce() + Send + 'static) {
         let now = clock::instant();
-        match connection.discard() {
-            Discarded::Something => last_input = now,
-            Discarded::Nothing if now - last_input < LINGER_SILENCE => {}
-            Discarded::Nothing | Discarded::TheEnd => return,
+        let until = now + LONGEST_LINGER;
+        let _ = self.0.send(Wait::Input { connection, last: now, until, then: Box::new(then) });
+    }
+
+    /// Calls `then` when the descriptors of something forgotten may be closed.
+    pub(super) fn bury(&self, then: impl FnOnce() + Send + 'static) {
+        let at = clock::instant() + BURIAL_DELAY;
+        let _ = self.0.send(Wait::Burial { at, then: Box::new(then) });
+    }
+}
+
+fn linger(arrivals: &Receiver<Wait>) {
+    let mut waiting: Vec<Wait> = Vec::new();
+    loop {
+        if waiting.is_empty() {
+            match arrivals.recv() {
+                Ok(wait) => waiting.push(wait),
+                Err(_) => return,
+            }
         }
-        if now > deadline {
-            return;
+        waiting.extend(arrivals.try_iter());
+        let now = clock::instant();
+        let over = waiting.extract_if(.., |wait| wait.is_over(now));
+        over.for_each(Wait::end);
+        let _ = crossbeam_channel::never::<()>().recv_timeout(LINGER_STEP);
+    }
+}
+
+impl Wait {
+    fn is_over(&mut self, now: Instant) -> bool {
+        match self {
+            Self::Burial { at, .. } => now >= *at,
+            Self::Input { connection, last, until, .. } => {
+                if !connection.is_still_there() {
+                    return true;
+                }
+                match connection.discard() {
+                    Discarded::TheEnd => return true,
+                    Discarded::Something => *last = now,
+                    Discarded::Nothing => {}
+                }
+                now >= *until || now - *last >= LINGER_SILENCE
+            }
         }
-        let _ = pause.recv_timeout(LINGER_STEP);
+    }
+
+    fn end(self) {
+        match self {
+            Self::Burial { then, .. } => then(),
+            Self::Input { connection, then, .. } => {
+                if connection.is_still_there() {
+                    connection.shut();
+                }
+                then();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Input { .. } => "Input",
+            Self::Burial { .. } => "Burial",
+        })
     }
 }
 
@@ -100,6 +131,29 @@ pub(super) enum Disposal {
     Dropped,
     /// The library's thread waits for it for good.
     Forgotten,
+}
+
+/// A connection's descriptors, as they are before it is shut; after that they are not found.
+pub(super) type Numbers = Vec<(RawFd, Option<String>)>;
+
+/// Sends `answer` past the library, and ends our side of the connection. Does not wait: `dispose`
+/// is called when the client has read it, or has had the time to.
+pub(super) fn answer_past_library(
+    descriptors: &Descriptors,
+    lingerer: &Lingerer,
+    peer: SocketAddr,
+    answer: &[u8],
+    dispose: impl FnOnce(Numbers) + Send + 'static,
+) {
+    let numbers = descriptors.numbered(peer);
+    match descriptors.keep(peer) {
+        None => dispose(numbers),
+        Some(connection) => {
+            connection.send(answer);
+            connection.end_output();
+            lingerer.linger(connection, move || dispose(numbers));
+        }
+    }
 }
 
 /// Gets rid of a request whose connection is shut.

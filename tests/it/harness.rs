@@ -43,6 +43,7 @@ pub(crate) struct Builder<'a> {
     folder: Folder,
     env: BTreeMap<String, String>,
     args: Vec<String>,
+    wrapper: Vec<String>,
 }
 
 impl<'a> Builder<'a> {
@@ -71,6 +72,13 @@ impl<'a> Builder<'a> {
     /// Adds a command line argument.
     pub(crate) fn arg(mut self, arg: &str) -> Self {
         self.args.push(arg.to_owned());
+        self
+    }
+
+    /// Runs the binary under a command that ends by executing its arguments, `prlimit` for
+    /// instance.
+    pub(crate) fn under(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper.extend(wrapper.iter().map(|&word| word.to_owned()));
         self
     }
 
@@ -104,7 +112,15 @@ impl<'a> Builder<'a> {
     }
 
     fn command(&self) -> Command {
-        let mut command = binary();
+        let binary = binary();
+        let mut command = match self.wrapper.split_first() {
+            None => binary,
+            Some((wrapper, args)) => {
+                let mut command = Command::new(wrapper);
+                command.args(args).arg(binary.get_program());
+                command
+            }
+        };
         command.env_clear().envs(&self.env).args(&self.args).current_dir(self.folder.path());
         command
     }
@@ -137,7 +153,7 @@ impl<'a> Proxy<'a> {
             ("RUST_LOG", "debug".to_owned()),
         ];
         let env = env.map(|(name, value)| (name.to_owned(), value)).into();
-        Builder { standin, folder, env, args: Vec::new() }
+        Builder { standin, folder, env, args: Vec::new(), wrapper: Vec::new() }
     }
 
     /// Starts with the defaults.

@@ -8,6 +8,7 @@ mod early_answer;
 mod envelope;
 mod exhaustion;
 mod failover;
+mod front;
 mod harness;
 mod native;
 mod routes;
