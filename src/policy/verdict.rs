@@ -3,9 +3,11 @@
 //! The code decides; the words count only where a code is shared. DashScope has changed the
 //! sentence three times in a year and the code never (facts, section 2.1).
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::sse;
@@ -206,12 +208,57 @@ struct Fault {
     message: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// The members that may tell, as far as they have been read.
+#[derive(Default)]
 struct Envelope {
     error: Option<Value>,
     code: Option<Value>,
     r#type: Option<Value>,
     message: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Member {
+    Error,
+    Code,
+    Type,
+    Message,
+    #[serde(other)]
+    Other,
+}
+
+/// Fills an envelope member by member, so that what was read before an end counts.
+struct Filling<'a>(&'a mut Envelope);
+
+impl<'de> DeserializeSeed<'de> for Filling<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Filling<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Self(envelope) = self;
+        while let Some(member) = map.next_key()? {
+            match member {
+                Member::Error => envelope.error = map.next_value()?,
+                Member::Code => envelope.code = map.next_value()?,
+                Member::Type => envelope.r#type = map.next_value()?,
+                Member::Message => envelope.message = map.next_value()?,
+                Member::Other => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Fault {
@@ -221,7 +268,15 @@ impl Fault {
     }
 
     fn of_json(json: &[u8]) -> Option<Self> {
-        let flat: Envelope = serde_json::from_slice(json).ok()?;
+        let mut flat = Envelope::default();
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let read = Filling(&mut flat).deserialize(&mut deserializer);
+        match read.and_then(|()| deserializer.end()) {
+            Ok(()) => {}
+            // A body that goes on beyond what is looked at.
+            Err(error) if error.is_eof() && json.len() >= MAX_ERROR_PREFIX => {}
+            Err(_) => return None,
+        }
         let nested = flat.error.unwrap_or_default();
         let codes =
             [nested.get("code"), nested.get("type"), flat.code.as_ref(), flat.r#type.as_ref()];
@@ -461,6 +516,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_code_before_64_kib_of_padding_counts_and_one_behind_them_does_not() {
+        let padding = "x".repeat(MAX_ERROR_PREFIX);
+        let cut = |text: String| text[..MAX_ERROR_PREFIX].to_owned();
+        let before = cut(format!(r#"{{"code":"Arrearage","padding":"{padding}"}}"#));
+        assert_eq!(judged(400, &before), Verdict::AccountBlocked);
+        let nested = cut(format!(r#"{{"error":{{"code":"Arrearage"}},"padding":"{padding}"}}"#));
+        assert_eq!(judged(400, &nested), Verdict::AccountBlocked);
+        let behind = cut(format!(r#"{{"padding":"{padding}","code":"Arrearage"}}"#));
+        assert_eq!(judged(400, &behind), Verdict::CallerError);
     }
 
     #[test]

@@ -299,7 +299,10 @@ impl World {
             }
             Report::StreamsOnly => {
                 self.scheduler.note_stream_only(&slot.model);
-                self.streams_only.push(slot.model);
+                // Of models that are not the pool's nothing is remembered.
+                if self.pool.place_of(&slot.model).is_some() {
+                    self.streams_only.push(slot.model);
+                }
             }
             Report::Nothing => {}
         }
