@@ -147,19 +147,17 @@ impl Scheduler {
     /// and only what is available. What is benched comes last, and what cannot serve a request
     /// that is not streamed after that. Nothing that was tried is given again.
     pub fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
-        let mut direct = ask.wanted == Wanted::Pool;
-        let mut best: Option<(Reluctance, Slot)> = None;
-        let mut any_available = false;
         if let Some(slot) = self.preferred(ask, moment) {
             return Next::Slot(Pick { slot, began: self.advance(), direct: false });
         }
+        let mut first = None;
+        let mut best: Option<(Reluctance, Slot)> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
                 continue;
             }
-            any_available = true;
+            first.get_or_insert_with(|| slot.clone());
             if ask.tried.contains(&slot) {
-                direct = false;
                 continue;
             }
             let reluctance = self.reluctance(&slot, ask, moment.monotonic);
@@ -169,11 +167,13 @@ impl Scheduler {
             if reluctance == Reluctance::None {
                 break;
             }
-            direct = false;
         }
         match best {
-            Some((_, slot)) => Next::Slot(Pick { slot, began: self.advance(), direct }),
-            None if any_available => Next::NoneLeft,
+            Some((_, slot)) => {
+                let direct = ask.wanted == Wanted::Pool && first.as_ref() == Some(&slot);
+                Next::Slot(Pick { slot, began: self.advance(), direct })
+            }
+            None if first.is_some() => Next::NoneLeft,
             None => self.none_available(ask),
         }
     }
