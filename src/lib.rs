@@ -19,6 +19,7 @@
 //! | [`error`] | what the operator and clients are told |
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, verdict, failover, route, body, headers, events, the file's schema |
+//! | `supervisor` | what systemd is told |
 //! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`] | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
@@ -62,4 +63,5 @@ pub mod relay;
 pub mod secret;
 pub mod server;
 pub mod store;
+pub mod supervisor;
 pub mod upstream;

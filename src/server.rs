@@ -105,6 +105,7 @@ impl Server {
     pub fn stop_listening(&self) {
         self.front.start_draining();
         self.front.gate.close();
+        self.front.poke(1);
     }
 
     /// How many connections have a request in work.

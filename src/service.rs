@@ -18,6 +18,7 @@ use crate::policy::scheduler::Scheduler;
 use crate::proxy::Proxy;
 use crate::server::{self, Server};
 use crate::store::Store;
+use crate::supervisor;
 use crate::upstream::Upstream;
 
 /// How often the process asks its own `/health`.
@@ -25,6 +26,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(10);
 
 /// How often a stop looks whether the answers in flight are through.
 const DRAIN_STEP: Duration = Duration::from_millis(50);
+
+/// How often the supervisor hears that a stop goes on.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// How many of these steps must be quiet in a row: a request may be on its way from the socket.
 const QUIET_STEPS: u32 = 2;
@@ -79,6 +83,7 @@ impl Service {
         introduce(&config, &scheduler.lock(), &store);
         let server =
             Server::start(listening, Arc::clone(&config), proxy, admin, &alarm).map_err(system)?;
+        supervisor::ready(&server.address().to_string());
         info!("listening address={} version={}", server.address(), env!("CARGO_PKG_VERSION"));
         Ok(Self { config, scheduler, store, upstream, server })
     }
@@ -109,14 +114,15 @@ impl Service {
 
     /// Waits for an event, and asks from time to time whether the front still answers.
     fn watch(&self, events: &Receiver<Event>) -> Event {
+        let period = supervisor::watchdog_period().map_or(CHECK_EVERY, |due| due.min(CHECK_EVERY));
         loop {
-            match events.recv_timeout(CHECK_EVERY) {
+            match events.recv_timeout(period) {
                 Ok(event) => return event,
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Err(error) = self.server.check() {
-                        warn!("self_check passed=false error=\"{error}\"");
-                    }
-                }
+                // The watchdog is fed by a proof, not by a timer.
+                Err(RecvTimeoutError::Timeout) => match self.server.check() {
+                    Ok(()) => supervisor::alive(),
+                    Err(error) => warn!("self_check passed=false error=\"{error}\""),
+                },
                 Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals"),
             }
         }
@@ -124,6 +130,7 @@ impl Service {
 
     /// Waits until nothing is in flight; at the end of the grace what is left is interrupted.
     fn drain(&self, pause: &Receiver<Event>) {
+        supervisor::stopping(self.config.shutdown_grace + LAST_WAIT);
         self.server.stop_listening();
         let in_flight = self.server.requests_in_flight();
         info!("drain in_flight={in_flight} grace_s={}", self.config.shutdown_grace.as_secs());
@@ -137,12 +144,16 @@ impl Service {
 
     fn is_quiet_within(&self, limit: Duration, pause: &Receiver<Event>) -> bool {
         let deadline = clock::instant() + limit;
-        let mut quiet = 0;
+        let (mut quiet, mut told) = (0, clock::instant());
         while quiet < QUIET_STEPS {
             if clock::instant() >= deadline {
                 return false;
             }
             let _ = pause.recv_timeout(DRAIN_STEP);
+            if told.elapsed() >= TELL_EVERY {
+                told = clock::instant();
+                supervisor::still_stopping(deadline.saturating_duration_since(told));
+            }
             quiet = if self.server.requests_in_flight() == 0 { quiet + 1 } else { 0 };
         }
         true

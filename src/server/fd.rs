@@ -7,8 +7,9 @@
 //! A number may be closed and given to something else at any time, so the peer is checked right
 //! before acting, and nothing here closes a descriptor but [`Descriptors::close`].
 
-use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use log::warn;
 use nix::dir::Dir;
@@ -320,6 +321,15 @@ fn address(storage: SockaddrStorage) -> Option<SocketAddr> {
         return Some(SocketAddrV4::from(*v4).into());
     }
     Some(SocketAddrV6::from(*storage.as_sockaddr_in6()?).into())
+}
+
+/// Takes over a listening socket that this process was started with.
+#[expect(unsafe_code, reason = "adopting a descriptor that is nobody else's in this process")]
+pub(super) fn adopt(fd: RawFd) -> io::Result<TcpListener> {
+    socket::getsockname::<SockaddrStorage>(fd)?;
+    // SAFETY: it is open, systemd says that it is ours, and this is called once, before any
+    // thread could have opened another descriptor under its number.
+    Ok(unsafe { TcpListener::from_raw_fd(fd) })
 }
 
 /// Raises the limit on descriptors to what the system allows, and tells it.

@@ -9,33 +9,46 @@ use nix::sys::socket::{self, Backlog, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use parking_lot::Mutex;
 
+use super::fd;
 use crate::error::StartupError;
 
 /// How many connections may wait to be accepted. std asks for 128, and a second `listen` on the
 /// same socket changes it.
 const BACKLOG: i32 = 1024;
 
+/// What systemd hands over first (`SD_LISTEN_FDS_START`).
+const INHERITED: &str = "a socket handed over by systemd";
+
 /// The socket that clients connect to. Dropping the last share of it closes it.
 #[derive(Debug)]
 pub struct Listening {
     listener: Mutex<Option<TcpListener>>,
     address: SocketAddr,
+    /// It belongs to systemd as well, and lives on when this process ends.
+    inherited: bool,
 }
 
-/// Binds the address of `HOST` and `PORT`. `send_limit`: how long a client may refuse to take an
+/// Takes the socket that systemd has handed over, or else binds the address of `HOST` and `PORT`.
+/// `send_limit`: how long a client may refuse to take an
 /// answer.
 ///
 /// # Errors
 /// When the name is unknown or the address cannot be had.
 pub fn bind(host: &str, port: u16, send_limit: Duration) -> Result<Listening, StartupError> {
+    let inherited = sd_notify::listen_fds().ok().and_then(|mut fds| fds.next());
+    if let Some(fd) = inherited {
+        let failed = |error: io::Error| {
+            StartupError::Listen(format!("failed to listen on {INHERITED}: {error}"))
+        };
+        let listener = fd::adopt(fd).map_err(failed)?;
+        return Listening::new(listener, true, send_limit).map_err(failed);
+    }
     let failed = |error: io::Error| {
         StartupError::Listen(format!("failed to listen on `{host}` port {port}: {error}"))
     };
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
     let listener = TcpListener::bind(addresses.as_slice()).map_err(failed)?;
-    prepare(&listener, send_limit).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    Ok(Listening { listener: Mutex::new(Some(listener)), address })
+    Listening::new(listener, false, send_limit).map_err(failed)
 }
 
 /// Sets what accepted sockets inherit on Linux. A receive time-out must not be among it: it
@@ -50,6 +63,14 @@ fn prepare(listener: &TcpListener, send_limit: Duration) -> io::Result<()> {
 }
 
 impl Listening {
+    fn new(listener: TcpListener, inherited: bool, send_limit: Duration) -> io::Result<Self> {
+        // A process before this one may have left it non-blocking, see `close`.
+        listener.set_nonblocking(false)?;
+        prepare(&listener, send_limit)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener: Mutex::new(Some(listener)), address, inherited })
+    }
+
     /// Where clients connect.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -66,8 +87,15 @@ impl Listening {
 
     /// Closes every handle: shutting a listening socket down makes the library's `accept` return,
     /// and its accept thread lets go of its own handle.
+    ///
+    /// A socket of systemd's must go on listening for the next process. It is made non-blocking
+    /// instead, so that the library's next `accept` fails once nobody waits any more; the caller
+    /// pokes it, because one `accept` is under way.
     pub(super) fn close(&self) {
-        if let Some(listener) = self.listener.lock().take() {
+        let Some(listener) = self.listener.lock().take() else { return };
+        if self.inherited {
+            let _ = listener.set_nonblocking(true);
+        } else {
             let _ = socket::shutdown(listener.as_raw_fd(), socket::Shutdown::Both);
         }
     }
