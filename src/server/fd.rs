@@ -352,7 +352,7 @@ fn raise_limit() -> usize {
 /// no longer `ESTABLISHED`. Where there is no such table the answer is no.
 fn is_closed_by_peer(peer: SocketAddr, port: u16) -> bool {
     const ESTABLISHED: &str = "01";
-    let table = if peer.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    let table = if peer.is_ipv4() { "/proc/self/net/tcp" } else { "/proc/self/net/tcp6" };
     let Ok(table) = std::fs::read_to_string(table) else { return false };
     // sl  local_address rem_address   st …; addresses end in a hexadecimal port.
     let (near, far) = (format!(":{port:04X}"), format!(":{:04X}", peer.port()));
