@@ -205,13 +205,20 @@ impl Proxy {
     /// Asks upstream how many tokens a message has. That serves nothing: it neither rotates nor
     /// teaches, and where upstream does not say, an estimate does.
     fn count(&self, task: Task<'_>, client: &mut dyn Client) -> Result<(), ProxyError> {
-        let told = self.next_slot(&task, &Walk::default()).ok().and_then(|pick| {
+        let _watching = upstream::watch_client(client.watch());
+        let told = self.next_slot(&task, &Walk::default()).map(|pick| {
             task.story.attempts = 1;
             task.story.slot = Some(pick.slot.clone());
-            let answer = self.call(&task, &pick.slot, client, Over::Any).ok()?;
-            (200..300).contains(&answer.status).then_some((answer, pick.slot))
+            (self.call(&task, &pick.slot, client, Over::Any), pick.slot)
         });
-        if let Some((mut answer, slot)) = told {
+        if let Ok((Err(error), _)) = &told
+            && error.kind == FailureKind::ClientLeft
+        {
+            return self.give_up(CallError::client_left(), client, task.story);
+        }
+        if let Ok((Ok(mut answer), slot)) = told
+            && (200..300).contains(&answer.status)
+        {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;
             let (held, body) = (Held::default(), &mut answer.body);
@@ -389,7 +396,8 @@ impl Proxy {
     }
 
     /// Waits until every cooldown so far is on disk, also one that another request met: an answer
-    /// that comes from beyond a slot tells its client that the slot is used up.
+    /// that comes from beyond a slot tells its client that the slot is used up. So is every
+    /// identifier: a client that has one may rely on it.
     fn keep_cooldowns(&self) {
         let revision = self.scheduler.lock().cooled_revision();
         self.store.wait(revision);

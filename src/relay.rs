@@ -97,11 +97,29 @@ pub struct Relayed {
 }
 
 /// An upload, as a reader.
-pub struct Upload<'a>(pub &'a mut dyn Client);
+pub struct Upload<'a> {
+    client: &'a mut dyn Client,
+    is_broken: bool,
+}
+
+impl<'a> Upload<'a> {
+    /// What `client` sends.
+    pub fn new(client: &'a mut dyn Client) -> Self {
+        Self { client, is_broken: false }
+    }
+
+    /// Whether its client broke off: what was sent on is not all of it.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+}
 
 impl Read for Upload<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.0.read_upload(buffer)
+        let outcome = self.client.read_upload(buffer);
+        self.is_broken |= outcome.is_err();
+        outcome
     }
 }
 

@@ -21,6 +21,7 @@ mod connection;
 mod gate;
 mod native;
 mod output;
+mod routes;
 mod script;
 mod shapes;
 mod shared;

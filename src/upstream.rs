@@ -173,7 +173,13 @@ impl Upstream {
     ) -> Result<Answer, CallError> {
         exchange::begin(self.head_limit);
         let outcome = match payload {
-            Payload::Nothing => self.run(request(method, url, headers, ())?, over),
+            Payload::Nothing => {
+                if method == "POST" {
+                    // Without it ureq announces chunks.
+                    headers.insert(CONTENT_LENGTH, 0.into());
+                }
+                self.run(request(method, url, headers, ())?, over)
+            }
             Payload::Bytes(bytes) => {
                 headers.insert(CONTENT_LENGTH, bytes.len().into());
                 let mut reader = bytes.reader();

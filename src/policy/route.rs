@@ -286,10 +286,22 @@ fn local(path: &str) -> Option<Local> {
         "/api/hello" => Some(Local::Hello),
         MODELS => Some(Local::Models),
         _ => {
-            let id = path.strip_prefix(MODELS)?.strip_prefix('/')?;
-            is_model_id(id).then(|| Local::Model(id.to_owned()))
+            let id = decoded(path.strip_prefix(MODELS)?.strip_prefix('/')?)?;
+            is_model_id(&id).then_some(Local::Model(id))
         }
     }
+}
+
+/// A name from a path without its percent encoding: SDKs encode the slash of `vendor/model`.
+fn decoded(name: &str) -> Option<String> {
+    let mut parts = name.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (digits, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
 }
 
 impl Tail {
@@ -452,6 +464,9 @@ mod tests {
             assert_eq!(resolve(method, "/"), Route::Local(Local::Index));
             let model = Local::Model("qwen3.7-plus".to_owned());
             assert_eq!(resolve(method, "/v1/models/qwen3.7-plus"), Route::Local(model));
+            let model = Local::Model("vendor/m".to_owned());
+            assert_eq!(resolve(method, "/v1/models/vendor%2fm"), Route::Local(model));
+            assert_eq!(resolve(method, "/v1/models/vendor%2"), Route::NotFound);
         }
         assert!(Local::Health.is_open() && Local::Index.is_open());
         assert!(!Local::Status.is_open() && !Local::Models.is_open());

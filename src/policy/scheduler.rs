@@ -98,7 +98,7 @@ pub struct Scheduler {
     base: Arc<StateFile>,
     tick: Tick,
     revision: u64,
-    /// The revision of the last exhaustion; 0 = there was none.
+    /// The revision of the last exhaustion or identifier; 0 = there was none.
     cooled: u64,
 }
 
@@ -170,7 +170,8 @@ impl Scheduler {
         }
         match best {
             Some((_, slot)) => {
-                let direct = ask.wanted == Wanted::Pool && first.as_ref() == Some(&slot);
+                let is_free = ask.wanted == Wanted::Pool && ask.key.is_none();
+                let direct = is_free && first.as_ref() == Some(&slot);
                 Next::Slot(Pick { slot, began: self.advance(), direct })
             }
             None if first.is_some() => Next::NoneLeft,
@@ -268,7 +269,8 @@ impl Scheduler {
         self.revision
     }
 
-    /// The revision that has to be on disk before a client may notice any cooldown so far.
+    /// The revision that has to be on disk before a client may notice any cooldown, or have any
+    /// identifier, so far.
     #[must_use]
     pub fn cooled_revision(&self) -> u64 {
         self.cooled

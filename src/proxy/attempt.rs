@@ -95,7 +95,7 @@ impl Proxy {
             Wanted::Model(_) => body.as_sent(),
         });
         let length = client.upload_length();
-        let mut upload = Upload(client);
+        let mut upload = Upload::new(client);
         let payload = match &edited {
             Some(edited) => Payload::Bytes(edited),
             None if task.request.endpoint.is_upload() => {
@@ -103,7 +103,8 @@ impl Proxy {
             }
             None => Payload::Nothing,
         };
-        self.upstream.send(&request.method, &url, headers, payload, over)
+        let outcome = self.upstream.send(&request.method, &url, headers, payload, over);
+        if upload.is_broken() { Err(CallError::client_left()) } else { outcome }
     }
 
     /// Where a request goes with this key.
@@ -229,13 +230,15 @@ impl Proxy {
     fn learn_success(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
         let base = task.request.endpoint.protocol;
         let ids = ids::found_in(task.makes, judged.held.meaning());
-        let stamped = {
+        let (pinned, stamped) = {
             let mut scheduler = self.scheduler.lock();
-            // Before the client hears of an identifier, its key is known.
-            task.story.learned |= scheduler.pin(ids, pick.slot.key, clock::now());
-            scheduler.report_success(pick, base, clock::now())
+            let pinned = scheduler.pin(ids, pick.slot.key, clock::now());
+            let revision = scheduler.revision();
+            (pinned.then_some(revision), scheduler.report_success(pick, base, clock::now()))
         };
-        task.story.learned |= stamped.changed;
+        // Before the client hears of an identifier, its key is on disk.
+        pinned.into_iter().for_each(|revision| self.store.request(revision));
+        task.story.learned |= pinned.is_some() || stamped.changed;
         if stamped.revived {
             warn!(
                 "revived slot={} cooldown=ended: this pair answers again and may now be billed, unless \"free quota only\" is on",

@@ -11,8 +11,9 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use super::answers::{self, Question, Wanted};
 use super::output::Output;
+use super::routes;
 use super::script::{End, Framing, Reply};
-use super::shared::{Open, Shared};
+use super::shared::{Open, Shared, State};
 use super::wire::{self, Reader, Request};
 use super::{Call, Wrap};
 use crate::clock::{self, Timestamp};
@@ -168,7 +169,11 @@ impl Connection {
     fn play(&mut self, exchange: &Exchange, reply: Reply) -> io::Result<After> {
         let question = exchange.question();
         let output = match reply {
-            Reply::Normal => answers::normal(&question, &mut self.shared.state.lock().script),
+            Reply::Normal => {
+                let State { script, made, .. } = &mut *self.shared.state.lock();
+                routes::normal(&question, script, made)
+                    .unwrap_or_else(|| answers::normal(&question, script))
+            }
             Reply::Exhausted(shape) => answers::exhausted(&question, shape),
             Reply::Answer { status, headers, body, framing } => {
                 Output::whole(status, headers, body, framing)

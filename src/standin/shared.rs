@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::Call;
+use super::routes::Made;
 use super::script::Script;
 use crate::clock;
 
@@ -31,6 +32,7 @@ pub(super) struct State {
     pub(super) call_count: usize,
     pub(super) forgetful: bool,
     pub(super) script: Script,
+    pub(super) made: Made,
 }
 
 /// An open connection, as others see it.

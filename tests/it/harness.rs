@@ -192,11 +192,14 @@ impl<'a> Proxy<'a> {
         serde_json::from_str(&text).expect("a state file of JSON")
     }
 
-    /// What `/models/status` tells of the pool, without the process's own figures, which change by
-    /// themselves.
+    /// What `/models/status` tells of the pool, without the figures that change by themselves: the
+    /// process's own, and the seconds that are left of a cooldown.
     pub(crate) fn pool(&self) -> Value {
         let mut status = get(self, "/models/status").json();
         status.as_object_mut().expect("a status page").remove("process").expect("a process");
+        for model in status["models"].as_array_mut().expect("the slots") {
+            model.as_object_mut().expect("a slot").remove("secondsLeft").expect("a rest or null");
+        }
         status
     }
 
