@@ -13,6 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
+use http::header::RETRY_AFTER;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -134,7 +135,7 @@ impl Proxy {
         if let Err(error) = self.understand(&request, client.as_mut(), &mut story) {
             story.status = error.status();
             self.keep_cooldowns();
-            self.refuse(&error, request.endpoint.protocol, client.as_mut());
+            self.refuse(&error, &request.endpoint, client.as_mut());
             story.refusal = Some(error);
         }
         // The connection is free for its next request while the disk works.
@@ -193,13 +194,15 @@ impl Proxy {
             _ => (None, false),
         };
         let id = id.or_else(|| body.and_then(RequestBody::refers_to));
-        if !is_pinned && id.is_none() {
-            return None;
-        }
+        let files = body.map(RequestBody::names_files).unwrap_or_default();
         let now = clock::now();
         let scheduler = self.scheduler.lock();
-        let made_by = id.and_then(|id| scheduler.pinned_key(&id, now));
-        Some(made_by.unwrap_or_else(|| scheduler.current_key(now)))
+        let key_of = |id: &String| scheduler.pinned_key(id, now);
+        if is_pinned || id.is_some() {
+            return id.as_ref().and_then(key_of).or_else(|| Some(scheduler.current_key(now)));
+        }
+        // A prompt may mention the URL of a file, too: only one that is known counts.
+        files.iter().find_map(key_of)
     }
 
     /// Asks upstream how many tokens a message has. That serves nothing: it neither rotates nor
@@ -389,8 +392,13 @@ impl Proxy {
         }
     }
 
-    fn refuse(&self, error: &ProxyError, protocol: Protocol, client: &mut dyn Client) {
-        let (head, body) = self.error_answer(error, protocol);
+    fn refuse(&self, error: &ProxyError, endpoint: &Endpoint, client: &mut dyn Client) {
+        let (mut head, body) = self.error_answer(error, endpoint.protocol);
+        // Codex, which speaks this path only, waits out any `Retry-After` without a word, a month
+        // too, and knows no `x-should-retry`. Without it, it gives up and says why.
+        if endpoint.path.starts_with("/responses") && head.headers.contains_key("x-should-retry") {
+            head.headers.remove(RETRY_AFTER);
+        }
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
     }

@@ -84,7 +84,13 @@ impl<'a> RequestBody<'a> {
     /// The identifier of something made before that the request goes on from.
     #[must_use]
     pub fn refers_to(&self) -> Option<String> {
-        self.refers_to.clone().or_else(|| ids::file_named_in(self.bytes))
+        self.refers_to.clone()
+    }
+
+    /// The files that it names by URL, as [`ids::files_named_in`].
+    #[must_use]
+    pub fn names_files(&self) -> Vec<String> {
+        ids::files_named_in(self.bytes)
     }
 
     /// The model that the client named, if it is a text.
@@ -319,7 +325,8 @@ mod tests {
         let refers_to = |text: &str| parse(text).refers_to();
         assert_eq!(refers_to(r#"{"previous_response_id":"resp_1"}"#).as_deref(), Some("resp_1"));
         assert_eq!(refers_to(r#"{"input_file_id":"file-1"}"#).as_deref(), Some("file-1"));
-        assert_eq!(refers_to(r#"{"input":"oss://dir/cat.png"}"#).as_deref(), Some("dir"));
+        assert_eq!(refers_to(r#"{"input":"oss://dir/cat.png"}"#), None);
+        assert_eq!(parse(r#"{"input":"oss://dir/cat.png"}"#).names_files(), ["dir"]);
         assert_eq!(refers_to(r#"{"previous_response_id":null}"#), None);
         assert!(parse("{}").is_stored() && parse(r#"{"store":true}"#).is_stored());
         assert!(!parse(r#"{"store":false}"#).is_stored());

@@ -8,8 +8,10 @@ use super::route::{Base, Endpoint, Rule};
 /// How far an identifier may go on, in characters.
 const LONGEST: usize = 200;
 
-/// URLs in a request that name a file of the account.
-const FILE_URLS: [&[u8]; 2] = [b"oss://", b"fileid://"];
+/// URLs in a request that name a file of the account, and how many of each are looked at.
+const OSS: &[u8] = b"oss://";
+const FILE_ID: &[u8] = b"fileid://";
+const MOST_NAMED: usize = 32;
 
 /// Which identifiers an answer may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,23 +57,25 @@ pub fn found_in(makes: Makes, json: &[u8]) -> Vec<String> {
     found.into_iter().filter_map(Value::as_str).filter(|id| is_id(id)).map(str::to_owned).collect()
 }
 
-/// The first file of the account that a request's body names by URL: the folder of an upload, or
-/// a file's identifier.
+/// The files of an account that a request's body names by URL: folders of uploads, and files'
+/// identifiers. A prompt may mention such URLs too, so no more than [`MOST_NAMED`] of a kind.
 #[must_use]
-pub fn file_named_in(body: &[u8]) -> Option<String> {
-    FILE_URLS.iter().find_map(|scheme| {
-        let at = memchr::memmem::find(body, scheme)? + scheme.len();
-        let end = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"-_./".contains(byte));
-        let url = &body[at..];
-        let url = &url[..url.iter().position(end).unwrap_or(url.len()).min(LONGEST * 2)];
-        let url = std::str::from_utf8(url).ok()?;
-        let name = if *scheme == FILE_URLS[0] {
-            url.rsplit_once('/').map_or(url, |(dir, _)| dir)
-        } else {
-            url
-        };
-        is_id(name).then(|| name.to_owned())
-    })
+pub fn files_named_in(body: &[u8]) -> Vec<String> {
+    let named = |scheme: &'static [u8]| {
+        let places = memchr::memmem::find_iter(body, scheme).take(MOST_NAMED);
+        places.filter_map(move |at| file_at(&body[at + scheme.len()..], scheme == OSS))
+    };
+    named(OSS).chain(named(FILE_ID)).collect()
+}
+
+/// The identifier that a URL begins with, behind its scheme.
+fn file_at(url: &[u8], is_folder: bool) -> Option<String> {
+    let end = |byte: &u8| !(byte.is_ascii_alphanumeric() || b"-_./".contains(byte));
+    let url =
+        &url[..url.iter().take(LONGEST * 2).position(end).unwrap_or(url.len().min(LONGEST * 2))];
+    let url = std::str::from_utf8(url).ok()?;
+    let name = if is_folder { url.rsplit_once('/').map_or(url, |(dir, _)| dir) } else { url };
+    is_id(name).then(|| name.to_owned())
 }
 
 /// Whether `text` is worth remembering as an identifier.
@@ -124,12 +128,14 @@ mod tests {
 
     #[test]
     fn files_are_named_by_url() {
-        let named = |body: &str| file_named_in(body.as_bytes());
+        let named = |body: &str| files_named_in(body.as_bytes());
         let body = r#"{"image":"oss://dashscope-instant/ab/2026-01-01/x/cat.png"}"#;
-        assert_eq!(named(body).as_deref(), Some("dashscope-instant/ab/2026-01-01/x"));
-        let body = r#"{"content":"fileid://file-fe-xy,fileid://file-fe-z"}"#;
-        assert_eq!(named(body).as_deref(), Some("file-fe-xy"));
-        assert_eq!(named(r#"{"image":"https://x/y"}"#), None);
-        assert_eq!(named("oss://"), None);
+        assert_eq!(named(body), ["dashscope-instant/ab/2026-01-01/x"]);
+        let body = r#"{"content":"fileid://file-fe-xy,fileid://file-fe-z","image":"oss://d/x"}"#;
+        assert_eq!(named(body), ["d", "file-fe-xy", "file-fe-z"]);
+        assert_eq!(named(r#"{"image":"https://x/y"}"#), [""; 0]);
+        assert_eq!(named("oss://"), [""; 0]);
+        assert_eq!(named(&"oss://d/x ".repeat(1_000)).len(), MOST_NAMED);
+        assert_eq!(named(&format!("oss://{}", "d".repeat(1_000))), [""; 0]);
     }
 }

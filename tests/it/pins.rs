@@ -5,6 +5,7 @@ use dashscope_proxy::standin::{End, Reply, Shape, StandIn};
 use serde_json::{Value, json};
 
 use crate::envelope::{CHAT, message_on};
+use crate::failover::exhausted;
 use crate::harness::{AUTH, Answer, Proxy, get, key_hash, post, request};
 
 const IMAGE: &str = "/api/v1/services/aigc/text2image/image-synthesis";
@@ -258,7 +259,9 @@ fn a_conversation_goes_on_with_the_key_of_its_stored_response() {
             assert_eq!(status, 503, "{answer:?}");
             message_on(RESPONSES, &answer);
             assert_eq!(answer.json()["error"]["code"], "free_quota_exhausted");
-            assert!(answer.header("retry-after").is_some(), "{answer:?}");
+            // Codex would wait for it, a month too.
+            assert_eq!(answer.header("retry-after"), None, "{answer:?}");
+            assert_eq!(answer.header("x-should-retry"), Some("false"), "{answer:?}");
             assert_eq!(standin.call_count(), before + calls);
         }
         // To read and to delete it takes no quota.
@@ -319,6 +322,12 @@ fn a_request_that_names_a_file_by_url_goes_to_the_files_key() {
     }
     assert_eq!(post(&proxy, CHAT, r#"{"messages":[{"content":"no url"}]}"#).status, 200);
     assert_eq!(last_key(&standin), "k1");
+
+    // One that only mentions such a URL, as source code does, is as free as any.
+    standin.reply("k1", "*", exhausted());
+    let body = r#"{"messages":[{"content":"fetch(\"oss://bucket/a.png\")"}]}"#;
+    assert_eq!(post(&proxy, CHAT, body).status, 200);
+    assert_eq!(last_key(&standin), "k2");
 }
 
 #[test]
