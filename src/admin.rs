@@ -1,7 +1,8 @@
 //! The pages of our own: what there is, how the pool stands, which models it has, and what a
 //! person may change of it.
 
-mod steering;
+pub(crate) mod status;
+pub(crate) mod steering;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,8 +18,7 @@ use crate::clock::{self, Timestamp};
 use crate::error::ProxyError;
 use crate::metrics::{self, Load, Metrics, Standings};
 use crate::policy::route::{Local, Protocol};
-use crate::policy::scheduler::{Scheduler, SlotView, Standing};
-use crate::policy::verdict::Verdict;
+use crate::policy::scheduler::{Scheduler, Standing};
 use crate::relay::Head;
 use crate::store::Store;
 
@@ -141,78 +141,19 @@ impl Admin {
 
     fn status(&self) -> Value {
         let load = self.load();
-        let scheduler = self.scheduler.lock();
-        let pool = scheduler.pool();
-        let moment = clock::moment();
-        let models: Vec<Value> =
-            scheduler.view(moment).iter().map(|view| self.slot(&scheduler, view)).collect();
-        let twins = scheduler.twins().iter();
-        let twins: Vec<_> = twins.map(|(a, b)| [pool.label(*a), pool.label(*b)]).collect();
-        json!({
-            "totalKeys": pool.key_count(),
-            "modelsPerKey": pool.model_count(),
-            "totalSlots": pool.slot_count(),
-            "availableSlots": scheduler.available_count(moment.calendar),
-            "freeQuotaTokens": Some(self.free_quota).filter(|tokens| *tokens > 0),
-            "sameAccount": twins,
-            "process": {
-                "version": env!("CARGO_PKG_VERSION"),
-                "uptimeSeconds": self.running_since.elapsed().as_secs(),
-                "workers": load.workers,
-                "workersBusy": load.busy,
-                "queueLength": load.queued,
-                "connections": load.connections,
-                "draining": self.draining.load(Ordering::Relaxed),
-                "stateFile": self.store.path().display().to_string(),
-                "stateWritable": self.store.is_writable(),
-            },
-            "models": models,
-        })
-    }
-
-    fn slot(&self, scheduler: &Scheduler, view: &SlotView<'_>) -> Value {
-        let pool = scheduler.pool();
-        let (state, reason, rest) = match view.standing {
-            Standing::Available => ("available", None, None),
-            Standing::Benched(rest) => {
-                ("benched", view.last_verdict.map(Verdict::name), Some(rest))
-            }
-            Standing::Cooling(rest) => ("cooling", Some("free_quota_exhausted"), Some(rest)),
-            Standing::Disabled => ("disabled", Some("manual"), None),
-        };
-        json!({
-            "keyHash": pool.label(view.slot.key),
-            "keyIndex": view.slot.key.0,
-            "currentKey": view.current_key,
-            "currentModel": view.current_model,
-            "id": &*view.slot.model,
-            "available": view.is_available(),
-            "state": state,
-            "reason": reason,
-            "secondsLeft": rest.map(|rest| rest.as_secs_f64().ceil()),
-            "cooldownUntil": view.cooldown_until.map(|end| end.to_string()),
-            "failureCount": view.failure_count,
-            "lastError": view.last_error,
-            "lastUsedAt": view.last_used_at.map(|at| at.to_string()),
-            "lastVerdict": view.last_verdict.map(Verdict::name),
-            "requests": view.tally.requests,
-            "inputTokens": view.tally.input_tokens,
-            "outputTokens": view.tally.output_tokens,
-            "images": view.tally.images,
-            "unknownRequests": view.tally.unknown_requests,
-            "estimatedTokensLeft": self.tokens_left(view),
-        })
-    }
-
-    /// What may be left of a slot's free quota. Answers that did not say what they used make it
-    /// too much.
-    fn tokens_left(&self, view: &SlotView<'_>) -> Option<u64> {
-        let used = view.tally.input_tokens + view.tally.output_tokens;
-        match view.standing {
-            _ if self.free_quota == 0 => None,
-            Standing::Cooling(_) => Some(0),
-            _ => Some(self.free_quota.saturating_sub(used)),
-        }
+        let mut status = status::pool(&self.scheduler.lock(), self.free_quota, clock::moment());
+        status["process"] = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptimeSeconds": self.running_since.elapsed().as_secs(),
+            "workers": load.workers,
+            "workersBusy": load.busy,
+            "queueLength": load.queued,
+            "connections": load.connections,
+            "draining": self.draining.load(Ordering::Relaxed),
+            "stateFile": self.store.path().display().to_string(),
+            "stateWritable": self.store.is_writable(),
+        });
+        status
     }
 
     fn metrics_page(&self) -> (Head, Vec<u8>) {

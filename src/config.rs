@@ -5,6 +5,7 @@
 //! no file but `.env` and the certificates: whether a URL leads anywhere is found by its user.
 
 mod dotenv;
+mod effective;
 mod environment;
 mod list;
 mod plan;
@@ -19,6 +20,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use effective::{Setting, settings};
 pub use environment::Environment;
 pub use list::KeyConfig;
 pub use problem::{ConfigError, Problem};

@@ -11,6 +11,7 @@
 //! | room | owns |
 //! | --- | --- |
 //! | [`cli`], `main.rs` | what was typed, signals, the final error |
+//! | [`commands`] | status, reset, disable, enable, check: through the running proxy, or on its file |
 //! | [`demo`] | the service in front of the stand-in |
 //! | [`service`] | the process: start, watch, stop |
 //! | `server` | connections: the only user of tiny_http |
@@ -46,6 +47,7 @@
 
 pub mod cli;
 pub mod clock;
+pub mod commands;
 pub mod config;
 pub mod demo;
 pub mod error;

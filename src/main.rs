@@ -1,10 +1,12 @@
 //! The command: reads what was typed, sets up signals and the log, and prints the final error.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender};
 use dashscope_proxy::cli::{self, Command, UsageError};
+use dashscope_proxy::commands::{self, CommandError, Report};
 use dashscope_proxy::config::{self, ConfigError, Environment};
 use dashscope_proxy::error::StartupError;
 use dashscope_proxy::panics::{self, Event};
@@ -25,11 +27,12 @@ enum Failure {
     Usage(UsageError),
     Startup(StartupError),
     Broken(Broken),
+    Command(CommandError),
 }
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(failure) => complain(&failure),
     }
 }
@@ -45,6 +48,10 @@ fn complain(failure: &Failure) -> ExitCode {
             eprintln!("dashscope-proxy: {error}");
             ExitCode::from(error.exit_code())
         }
+        Failure::Command(error) => {
+            eprintln!("dashscope-proxy: {error}");
+            ExitCode::from(error.exit_code())
+        }
         Failure::Broken(broken) => {
             eprintln!("dashscope-proxy: {broken}");
             ExitCode::from(BROKEN_EXIT)
@@ -53,7 +60,7 @@ fn complain(failure: &Failure) -> ExitCode {
 }
 
 #[expect(clippy::print_stdout, reason = "the answer to --help and --version")]
-fn run() -> Result<(), Failure> {
+fn run() -> Result<u8, Failure> {
     let command = cli::parse(std::env::args_os().skip(1)).map_err(Failure::Usage)?;
     match command {
         Command::Help => print!("{}", cli::USAGE),
@@ -66,6 +73,13 @@ fn run() -> Result<(), Failure> {
             let (sender, events) = on_signal()?;
             Service::start(loaded, sender)?.run(&events)?;
         }
+        Command::Status(options) => return report(commands::status(&options), options.json),
+        Command::Steer(steer, target, options) => {
+            return report(commands::steer(steer, &target, &options), options.json);
+        }
+        Command::Check { probe, options } => {
+            return report(commands::check(probe, &options), options.json);
+        }
         Command::Demo => {
             logging::start("info");
             panics::watch();
@@ -73,7 +87,29 @@ fn run() -> Result<(), Failure> {
             demo::start(sender)?.run(&events)?;
         }
     }
-    Ok(())
+    Ok(0)
+}
+
+/// Prints what a command has to say; with `json` also why it has not done what was asked.
+fn report(outcome: Result<Report, CommandError>, json: bool) -> Result<u8, Failure> {
+    match outcome {
+        Ok(Report { text, exit_code }) => {
+            print(&text);
+            Ok(exit_code)
+        }
+        Err(error) => {
+            if json {
+                print(&error.to_json());
+            }
+            Err(Failure::Command(error))
+        }
+    }
+}
+
+/// Who reads it may have seen enough (`| head`): that is no failure.
+fn print(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
 /// SIGINT, SIGTERM or SIGHUP asks for a stop (ctrlc cannot tell them apart); a second one does

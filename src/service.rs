@@ -63,7 +63,9 @@ impl Service {
         let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
         let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
         let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
-        doubt_the_clock(&scheduler, config.cooldown, newest, now);
+        for doubt in doubts_of_the_clock(&scheduler, config.cooldown, newest, now) {
+            warn!("clock {doubt}");
+        }
         let (store, scheduler) = (Arc::new(store), Arc::new(Mutex::new(scheduler)));
         let listening = server::bind(&config.host, config.port, config.client_timeout)?;
         let system = |error| StartupError::System(format!("failed to start a thread: {error}"));
@@ -172,21 +174,25 @@ impl std::fmt::Display for Broken {
 
 /// Says what is odd about the clock, and changes nothing: a board that boots in 1970 must not
 /// open the pool.
-fn doubt_the_clock(
+pub(crate) fn doubts_of_the_clock(
     scheduler: &Scheduler,
     cooldown: Duration,
     newest_change: Timestamp,
     now: Timestamp,
-) {
+) -> Vec<String> {
+    let mut doubts = Vec::new();
     if newest_change > now {
-        warn!("clock now={now} newest_change={newest_change}: the clock is behind the state file");
+        doubts.push(format!(
+            "now={now} newest_change={newest_change}: the clock is behind the state file"
+        ));
     }
     let latest = scheduler.latest_end();
     if latest > now.plus(cooldown.saturating_mul(2)) {
-        warn!(
-            "clock now={now} latest_cooldown={latest}: a cooldown ends later than twice MODEL_COOLDOWN_SECONDS from now"
-        );
+        doubts.push(format!(
+            "now={now} latest_cooldown={latest}: a cooldown ends later than twice MODEL_COOLDOWN_SECONDS from now"
+        ));
     }
+    doubts
 }
 
 /// The start-up block: what this process is about to do, and the one thing it cannot check.

@@ -74,6 +74,14 @@ impl Store {
         Ok((store, state))
     }
 
+    /// Writes what the scheduler knows, here and now: for a process without a writer.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
+        self.place.write(&scheduler.snapshot().to_file().to_bytes(), clock::now())
+    }
+
     /// Where the file is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -176,6 +184,29 @@ impl Store {
             _ => {}
         }
     }
+}
+
+/// Reads a file that may be another process's, and changes nothing; one that is missing is an
+/// empty state.
+///
+/// # Errors
+/// When it cannot be read, or does not fit.
+pub fn peek(path: &Path) -> Result<StateFile, StartupError> {
+    let misfit = |misfit| {
+        let shown = path.display();
+        StartupError::State(format!("the state file `{shown}` does not fit: {misfit}"))
+    };
+    let content = file::content(path).map_err(StartupError::State)?;
+    content.map_or(Ok(StateFile::default()), |content| StateFile::parse(&content).map_err(misfit))
+}
+
+/// Tries whether a state file could be written at `path`: whether its folder, or the folder in
+/// which that would be made, takes a file.
+///
+/// # Errors
+/// When it does not.
+pub fn try_folder(path: &Path) -> io::Result<()> {
+    file::try_folder(path)
 }
 
 /// The name of a file beside `path`, with something appended.

@@ -15,18 +15,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use http::header::CONTENT_LENGTH;
+use http::header::{AUTHORIZATION, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, AsSendBody, Proxy, SendBody, Timeout};
 
-use crate::config::{Config, ConfigError, OutboundProxy, Problem};
+use crate::config::{AuthMode, Config, ConfigError, OutboundProxy, Problem};
 use crate::error::StartupError;
 use crate::policy::body::Edited;
+use crate::secret::Secret;
 use exchange::Stage;
-pub use exchange::{ClientWatch, Watching, watch_client};
+pub use exchange::{ClientWatch, Step, Watching, watch_client};
 pub use resolver::CachingResolver;
 
 /// An answer's head may be this long, in bytes; DashScope's are about 1 KB.
@@ -90,6 +91,8 @@ pub struct CallError {
     pub cause: String,
     /// What kind of failure it was.
     pub kind: FailureKind,
+    /// What failed.
+    pub step: Step,
     /// Whether upstream cannot have worked on the request, so that it may be sent once more.
     pub repeatable: bool,
 }
@@ -270,7 +273,7 @@ impl AnswerBody {
 
 impl CallError {
     fn broken(cause: String) -> Self {
-        Self { cause, kind: FailureKind::Broken, repeatable: false }
+        Self { cause, kind: FailureKind::Broken, step: Step::Answer, repeatable: false }
     }
 
     /// The client left while no call was in flight.
@@ -279,6 +282,7 @@ impl CallError {
         Self {
             cause: "the client left".to_owned(),
             kind: FailureKind::ClientLeft,
+            step: Step::Answer,
             repeatable: false,
         }
     }
@@ -298,6 +302,7 @@ impl CallError {
         Self {
             cause: in_words(error, stage),
             kind,
+            step: exchange::failing_step(),
             repeatable: kind == FailureKind::Broken && unprocessed,
         }
     }
@@ -388,9 +393,19 @@ fn outbound(settings: &OutboundProxy) -> Result<Proxy, StartupError> {
     builder.build().map_err(unusable)
 }
 
+/// Puts the key where DashScope looks for it.
+pub fn authorize(headers: &mut HeaderMap, mode: AuthMode, key: &Secret) {
+    let key = key.expose();
+    if mode != AuthMode::XApiKey {
+        headers.insert(AUTHORIZATION, sensitive(&format!("Bearer {key}")));
+    }
+    if mode != AuthMode::Authorization {
+        headers.insert("x-api-key", sensitive(key));
+    }
+}
+
 /// The header value of a key. Marked, so that no `Debug` shows it.
-#[must_use]
-pub fn sensitive(value: &str) -> HeaderValue {
+fn sensitive(value: &str) -> HeaderValue {
     let mut value = HeaderValue::from_str(value)
         .expect("the configuration admits only keys that a header can carry");
     value.set_sensitive(true);

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Admin;
-use crate::clock;
+use crate::clock::{self, Timestamp};
 use crate::error::ProxyError;
-use crate::policy::pool::{KeyIndex, Pool};
+use crate::policy::pool::{KeyIndex, Pool, Slot};
 use crate::policy::route::Steer;
-use crate::policy::scheduler::Scope;
+use crate::policy::scheduler::{Scheduler, Scope};
 
 /// What is named in a request. An unknown member is an error, so that a typing error changes
 /// nothing.
@@ -32,25 +32,51 @@ enum KeyName {
     Label(String),
 }
 
+/// What was done.
+#[derive(Debug)]
+pub(crate) struct Steered {
+    scope: Scope,
+    changed: Vec<Slot>,
+}
+
+impl Steered {
+    /// The answer to who asked for it.
+    pub(crate) fn answer(&self, pool: &Pool, is_written: bool) -> Value {
+        let named = |slot: &Slot| json!({"key": pool.label(slot.key), "model": &*slot.model});
+        let changed: Vec<Value> = self.changed.iter().map(named).collect();
+        json!({"ok": true, "changed": changed, "stateWritten": is_written})
+    }
+}
+
+/// Does what `body` asks for.
+///
+/// # Errors
+/// When it cannot be understood, or names what is not in the pool.
+pub(crate) fn apply(
+    scheduler: &mut Scheduler,
+    steer: Steer,
+    body: &[u8],
+    now: Timestamp,
+) -> Result<Steered, ProxyError> {
+    let scope = scope(steer, body, scheduler.pool())?;
+    let changed = match steer {
+        Steer::Reset => scheduler.reset(&scope, now),
+        Steer::Disable => scheduler.disable(scope.clone(), now),
+        Steer::Enable => scheduler.enable(&scope, now),
+    };
+    Ok(Steered { scope, changed })
+}
+
 impl Admin {
     /// Does what is asked, and answers with what changed.
     ///
     /// # Errors
     /// When the request cannot be understood, or names what is not in the pool.
     pub fn steer(&self, steer: Steer, body: &[u8]) -> Result<Value, ProxyError> {
-        let now = clock::now();
-        let (scope, changed) = {
-            let mut scheduler = self.scheduler.lock();
-            let scope = scope(steer, body, scheduler.pool())?;
-            let changed = match steer {
-                Steer::Reset => scheduler.reset(&scope, now),
-                Steer::Disable => scheduler.disable(scope.clone(), now),
-                Steer::Enable => scheduler.enable(&scope, now),
-            };
-            (scope, changed)
-        };
+        let steered = apply(&mut self.scheduler.lock(), steer, body, clock::now())?;
         let is_written = self.store.commit(&self.scheduler);
         let pool = Arc::clone(self.scheduler.lock().pool());
+        let Steered { scope, changed } = &steered;
         info!(
             "steer action={} key={} model={} changed={} state_written={is_written}",
             steer.name(),
@@ -58,11 +84,7 @@ impl Admin {
             scope.model.as_deref().unwrap_or("*"),
             changed.len()
         );
-        let changed: Vec<Value> = changed
-            .iter()
-            .map(|slot| json!({"key": pool.label(slot.key), "model": &*slot.model}))
-            .collect();
-        Ok(json!({"ok": true, "changed": changed, "stateWritten": is_written}))
+        Ok(steered.answer(&pool, is_written))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where the values come from: the environment of the process, and a `.env` file for what that
 //! lacks. The only reader of either.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::Path;
 use std::{env, fmt, fs, io};
@@ -18,6 +18,11 @@ const DEFAULT_FILE: &str = ".env";
 pub struct Environment {
     values: HashMap<String, String>,
     misspellings: Vec<Misspelling>,
+    /// The file that was read, and what comes from it.
+    file: Option<String>,
+    from_file: HashSet<String>,
+    /// Names in the file that mean nothing to us.
+    unknown: BTreeSet<String>,
     /// What is wrong with the sources, to be reported together with what is wrong with values.
     pub(super) problems: Vec<Problem>,
     /// What an operator may want to know about the file.
@@ -64,6 +69,22 @@ impl Environment {
         self.values.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
 
+    /// The file that `name` comes from, if it comes from one.
+    pub(super) fn file_of(&self, name: &str) -> Option<&str> {
+        self.file.as_deref().filter(|_| self.from_file.contains(name))
+    }
+
+    /// The names in the file that mean nothing to us: typing errors, or other programs'.
+    pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
+        self.unknown.iter().map(String::as_str)
+    }
+
+    /// The file that was read besides the environment of the process.
+    #[must_use]
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+
     /// An unknown variable of the file that was probably meant to be `name`.
     pub(super) fn misspelling_of(&self, name: &str) -> Option<&str> {
         self.misspellings.iter().find(|it| it.meant == name).map(|it| it.written.as_str())
@@ -87,12 +108,13 @@ impl Environment {
         for line in parsed.ignored {
             self.notes.push(format!("{path}:{line} is not an assignment and is ignored"));
         }
+        self.file = Some(path.to_owned());
         let mut from_file = HashMap::new();
         for Assignment { line, name, value, doubt } in parsed.assignments {
             if is_known(&name) {
                 self.judge(path, line, &name, doubt);
-            } else if let Some(meant) = probably_meant(&name)
-                && !from_file.contains_key(&name)
+            } else if self.unknown.insert(name.clone())
+                && let Some(meant) = probably_meant(&name)
             {
                 self.notes.push(format!("unknown variable {name} in {path}, did you mean {meant}"));
                 self.misspellings.push(Misspelling { written: name.clone(), meant });
@@ -101,6 +123,7 @@ impl Environment {
         }
         for (name, value) in from_file {
             if self.get(&name).is_none() {
+                self.from_file.insert(name.clone());
                 self.values.insert(name, value);
             }
         }

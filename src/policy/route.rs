@@ -137,6 +137,16 @@ impl Steer {
     }
 }
 
+/// What Prometheus scrapes.
+const METRICS: &str = "/metrics";
+
+/// Whether only pages of this very origin may have to do with a path in a browser, whatever comes
+/// of it.
+#[must_use]
+pub fn is_private(path: &str) -> bool {
+    path == METRICS || Steer::at(path).is_some()
+}
+
 impl Local {
     /// Whether only pages of this very origin may read it in a browser.
     #[must_use]
@@ -282,7 +292,7 @@ fn local(path: &str) -> Option<Local> {
         "/" => Some(Local::Index),
         "/health" => Some(Local::Health),
         "/models/status" => Some(Local::Status),
-        "/metrics" => Some(Local::Metrics),
+        METRICS => Some(Local::Metrics),
         "/api/hello" => Some(Local::Hello),
         MODELS => Some(Local::Models),
         _ => {

@@ -24,7 +24,7 @@ pub struct Usage {
     pub images: u64,
 }
 
-/// Watches an answer go by. It never keeps more than [`HEAD`] and [`TAIL`].
+/// Watches an answer go by. It keeps its first 8 KiB and its last 32 KiB, or a little more.
 #[derive(Debug, Default)]
 pub struct UsageScan {
     head: Vec<u8>,
@@ -95,9 +95,9 @@ impl Told {
 
     /// Anthropic counts what comes from its cache apart.
     fn input(&self) -> Option<u64> {
-        let cached = self.cache_creation_input_tokens.unwrap_or(0)
-            + self.cache_read_input_tokens.unwrap_or(0);
-        self.prompt_tokens.or(self.input_tokens.map(|tokens| tokens + cached))
+        let created = self.cache_creation_input_tokens.unwrap_or(0);
+        let cached = created.saturating_add(self.cache_read_input_tokens.unwrap_or(0));
+        self.prompt_tokens.or(self.input_tokens.map(|tokens| tokens.saturating_add(cached)))
     }
 
     fn output(&self) -> Option<u64> {

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use http::HeaderMap;
-use http::header::AUTHORIZATION;
 use log::{debug, info, warn};
 
 use super::heads::{is_event_stream, number};
 use super::{ClientRequest, NO_MODEL, Proxy, Task};
 use crate::clock;
-use crate::config::AuthMode;
 use crate::log_text::Quoted;
 use crate::policy::bench::Rest;
 use crate::policy::failover::{self, Penalty};
@@ -89,7 +86,8 @@ impl Proxy {
             None => Content::Clients,
         };
         let mut headers = headers::upward(client_headers, request.endpoint.protocol, content);
-        self.authorize(&mut headers, slot.key);
+        let key = &self.config.keys[slot.key.0].secret;
+        upstream::authorize(&mut headers, self.config.auth_mode, key);
         let edited = task.body.map(|body| match task.wanted {
             Wanted::Pool => body.with_model(&slot.model),
             Wanted::Model(_) => body.as_sent(),
@@ -122,16 +120,6 @@ impl Proxy {
             }
             Base::Anthropic => self.config.anthropic_base.join(&target, origin),
             Base::Native => self.config.native_base.join(&target, origin),
-        }
-    }
-
-    fn authorize(&self, headers: &mut HeaderMap, key: KeyIndex) {
-        let key = self.config.keys[key.0].secret.expose();
-        if self.config.auth_mode != AuthMode::XApiKey {
-            headers.insert(AUTHORIZATION, upstream::sensitive(&format!("Bearer {key}")));
-        }
-        if self.config.auth_mode != AuthMode::Authorization {
-            headers.insert("x-api-key", upstream::sensitive(key));
         }
     }
 

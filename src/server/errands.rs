@@ -17,7 +17,7 @@ use super::workers::Job;
 use crate::clock;
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
-use crate::policy::route::{Endpoint, Local, Steer};
+use crate::policy::route::{self, Endpoint, Local, Steer};
 use crate::proxy::ClientRequest;
 use crate::relay;
 
@@ -120,11 +120,12 @@ impl Front {
         }
     }
 
-    /// Answers a browser's question with whatever it asks for: the key is checked later.
+    /// Answers a browser's question with whatever it asks for: the key is checked later. Where no
+    /// other origin has any business it gets no word.
     pub(super) fn preflight(self: &Arc<Self>, pending: Pending) {
         let mut headers = HeaderMap::new();
-        self.proxy.allow_origin(&mut headers);
-        if self.config.cors_origin.is_some() {
+        if self.config.cors_origin.is_some() && !route::is_private(&pending.head.path) {
+            self.proxy.allow_origin(&mut headers);
             let asked = head::header(&pending.request, "access-control-request-headers");
             let asked = asked.and_then(|value| HeaderValue::from_str(value).ok());
             let allowed = asked.unwrap_or(HeaderValue::from_static("*"));
@@ -138,7 +139,10 @@ impl Front {
     }
 
     pub(super) fn refuse(self: &Arc<Self>, pending: Pending, error: &ProxyError) {
-        let (head, body) = self.proxy.error_answer(error, pending.head.protocol);
+        let (mut head, body) = self.proxy.error_answer(error, pending.head.protocol);
+        if route::is_private(&pending.head.path) {
+            self.proxy.hide_from_origins(&mut head.headers);
+        }
         info!(
             "refused client={} method={} path={} status={} error={} total_ms={}",
             pending.head.peer.ip(),

@@ -51,13 +51,7 @@ impl Place {
     /// Reads the file; one that does not fit is set aside and an empty state takes its place.
     pub(super) fn read(&self, now: Timestamp) -> Result<StateFile, String> {
         let shown = self.path.display();
-        let content = match fs::read(&self.path) {
-            Ok(content) => content,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(StateFile::default());
-            }
-            Err(error) => return Err(format!("failed to read the state file `{shown}`: {error}")),
-        };
+        let Some(content) = content(&self.path)? else { return Ok(StateFile::default()) };
         match StateFile::parse(&content) {
             Ok(state) => Ok(state),
             Err(misfit) => {
@@ -98,6 +92,25 @@ impl Place {
             outcome => outcome,
         }
     }
+}
+
+/// What is in a state file; `None` when there is none.
+pub(super) fn content(path: &Path) -> Result<Option<Vec<u8>>, String> {
+    match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("failed to read the state file `{}`: {error}", path.display())),
+    }
+}
+
+/// Makes and removes a file in the nearest folder that there is.
+pub(super) fn try_folder(path: &Path) -> io::Result<()> {
+    let path = behind_links(path);
+    let folder = path.ancestors().skip(1).find(|folder| folder.exists());
+    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let trial = folder.join(format!(".dashscope-proxy.{}.check", process::id()));
+    let outcome = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&trial);
+    outcome.and_then(|_| fs::remove_file(&trial))
 }
 
 /// What the path leads to: a rename would replace a symbolic link by a file. A link to a file

@@ -26,6 +26,36 @@ pub(super) enum Stage {
     Receiving,
 }
 
+/// What a new connection, and the request on it, needs done in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Step {
+    /// The host's addresses.
+    #[default]
+    Dns,
+    /// The outbound proxy, and its consent.
+    OutboundProxy,
+    /// A TCP connection.
+    Tcp,
+    /// TLS on it.
+    Tls,
+    /// An answer to the request.
+    Answer,
+}
+
+impl Step {
+    /// Its name for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dns => "DNS",
+            Self::OutboundProxy => "outbound proxy",
+            Self::Tcp => "TCP",
+            Self::Tls => "TLS",
+            Self::Answer => "answer",
+        }
+    }
+}
+
 /// Which limit a wait is under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limit {
@@ -40,6 +70,10 @@ pub(super) enum Limit {
 #[derive(Default)]
 struct Exchange {
     stage: Stage,
+    /// What is being done while the stage is [`Stage::Connecting`].
+    step: Step,
+    /// Set while an outbound proxy is connected to, as if it were upstream.
+    at_proxy: bool,
     /// Whether the connection had served another call before.
     reused: bool,
     /// Set while connectors work, whose bytes are not the request's.
@@ -64,6 +98,8 @@ fn with<T>(f: impl FnOnce(&mut Exchange) -> T) -> T {
 pub(super) fn begin(head_limit: Duration) {
     with(|exchange| {
         exchange.stage = Stage::Connecting;
+        exchange.step = Step::Dns;
+        exchange.at_proxy = false;
         exchange.reused = true;
         exchange.connecting = false;
         let now = clock::instant();
@@ -135,17 +171,44 @@ pub(super) fn ended_by_client() -> bool {
     with(|exchange| exchange.client_left)
 }
 
-/// Connectors begin to work. `false` when they already do: a proxy's own connection.
-pub(super) fn start_connecting() -> bool {
+/// Connectors begin to work, first on this. `false` when they already do: a proxy's own
+/// connection.
+pub(super) fn start_connecting(first: Step) -> bool {
     with(|exchange| {
         exchange.reused = false;
-        !std::mem::replace(&mut exchange.connecting, true)
+        exchange.at_proxy = std::mem::replace(&mut exchange.connecting, true);
+        if !exchange.at_proxy {
+            exchange.step = first;
+        }
+        !exchange.at_proxy
     })
+}
+
+/// There is a way for bytes: to upstream, or only to the outbound proxy.
+pub(super) fn way_is_open() {
+    with(|exchange| {
+        if !exchange.at_proxy {
+            exchange.step = Step::Tls;
+        }
+    });
+}
+
+/// The connection to the outbound proxy stands.
+pub(super) fn proxy_is_reached() {
+    with(|exchange| exchange.at_proxy = false);
 }
 
 /// The connection stands.
 pub(super) fn connected() {
     with(|exchange| exchange.connecting = false);
+}
+
+/// What has not been done of a call that failed.
+pub(super) fn failing_step() -> Step {
+    with(|exchange| match exchange.stage {
+        Stage::Connecting if exchange.connecting || exchange.step == Step::Dns => exchange.step,
+        _ => Step::Answer,
+    })
 }
 
 /// How long ago the attempt began.

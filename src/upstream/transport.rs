@@ -13,7 +13,7 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Error, Timeout};
 
-use super::exchange::{self, Limit, Stage};
+use super::exchange::{self, Limit, Stage, Step};
 use crate::clock;
 
 /// How long a wait goes on before the client is looked after.
@@ -41,6 +41,9 @@ impl<In: Transport> Connector<In> for SliceConnector {
         _: &ConnectionDetails,
         chained: Option<In>,
     ) -> Result<Option<Sliced<In>>, Error> {
+        if chained.is_some() {
+            exchange::way_is_open();
+        }
         Ok(chained.map(|inner| Sliced { inner }))
     }
 }
@@ -112,7 +115,10 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
     type Out = Tapped;
 
     fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Tapped>, Error> {
-        let is_outermost = exchange::start_connecting();
+        let proxy = details.config.proxy();
+        let is_proxied = proxy.is_some_and(|proxy| !proxy.is_no_proxy(details.uri));
+        let first = if is_proxied { Step::OutboundProxy } else { Step::Tcp };
+        let is_outermost = exchange::start_connecting(first);
         // ureq limits resolving and connecting one after the other; we promise one limit for both.
         let spent = exchange::time_since_start();
         let left = self.connect_limit.saturating_sub(spent).max(Duration::from_millis(1));
@@ -132,6 +138,8 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
         let transport = self.inner.connect(&details, None)?;
         if is_outermost {
             exchange::connected();
+        } else {
+            exchange::proxy_is_reached();
         }
         Ok(transport.map(|inner| Tapped { inner: inner.boxed(), refused: false }))
     }

@@ -106,6 +106,13 @@ impl<'a> Builder<'a> {
         proxy
     }
 
+    /// Runs the binary with these settings and arguments until it exits by itself.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        let mut command = self.command();
+        command.args(args);
+        finish(command)
+    }
+
     /// Runs the proxy with these settings until it exits by itself.
     pub(crate) fn run_to_exit(self) -> Output {
         finish(self.command())
@@ -159,6 +166,25 @@ impl<'a> Proxy<'a> {
     /// Starts with the defaults.
     pub(crate) fn start(standin: &'a StandIn) -> Self {
         Self::builder(standin).start()
+    }
+
+    /// Runs a command with its settings, and with the port that it has.
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
+        let mut command = self.command();
+        command.args(args);
+        finish(command)
+    }
+
+    /// The binary with its settings, and with the port that it has.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = self.builder.command();
+        command.env("PORT", self.address.port().to_string());
+        command
+    }
+
+    /// What `/models/status` tells of one slot.
+    pub(crate) fn slot(&self, key: &str, model: &str) -> Value {
+        slot(&get(self, "/models/status").json(), key, model)
     }
 
     /// Where it listens.
@@ -317,6 +343,14 @@ fn listening(log: &str) -> Option<SocketAddr> {
 /// SHA-256 of a DashScope key, in hex, as the state file names it.
 pub(crate) fn key_hash(key: &str) -> String {
     Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a status says of a slot.
+pub(crate) fn slot(status: &Value, key: &str, model: &str) -> Value {
+    let label = &key_hash(key)[..12];
+    let slots = status["models"].as_array().expect("slots");
+    let found = slots.iter().find(|slot| slot["keyHash"] == label && slot["id"] == model);
+    found.unwrap_or_else(|| panic!("no {key}/{model} in {status:#}")).clone()
 }
 
 /// What a state file says of a slot.

@@ -2,6 +2,7 @@
 
 mod benches;
 mod bodies_and_headers;
+mod commands;
 mod config;
 mod counting;
 mod demo;
@@ -12,6 +13,8 @@ mod exhaustion;
 mod failover;
 mod front;
 mod harness;
+mod logs;
+mod metrics;
 mod models;
 mod native;
 mod pins;
@@ -20,7 +23,9 @@ mod routes;
 mod stale;
 mod standin;
 mod state;
+mod steering;
 mod stopping;
 mod streaming;
 mod uploads;
 mod upstream;
+mod usage;

@@ -19,13 +19,13 @@ use crate::envelope::{CHAT, MESSAGES, message_on};
 use crate::harness::{AUTH, How, LIMIT, Proxy, post};
 
 /// A port that refuses every connection: bound, so that nobody else gets it, and not listening.
-struct ClosedPort {
+pub(crate) struct ClosedPort {
     _socket: OwnedFd,
     port: u16,
 }
 
 impl ClosedPort {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let kind = SockType::Stream;
         let socket = socket(AddressFamily::Inet, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
         let any = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
@@ -34,7 +34,7 @@ impl ClosedPort {
         Self { _socket: socket, port }
     }
 
-    fn origin(&self) -> String {
+    pub(crate) fn origin(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 }

@@ -67,9 +67,9 @@ impl Scheduler {
         tally.requests += 1;
         match usage {
             Some(usage) => {
-                tally.input_tokens += usage.input;
-                tally.output_tokens += usage.output;
-                tally.images += usage.images;
+                tally.input_tokens = tally.input_tokens.saturating_add(usage.input);
+                tally.output_tokens = tally.output_tokens.saturating_add(usage.output);
+                tally.images = tally.images.saturating_add(usage.images);
             }
             None => tally.unknown_requests += 1,
         }
