@@ -1,6 +1,7 @@
 //! The pages of our own: what there is, how the pool stands, which models it has, and what a
 //! person may change of it.
 
+mod page;
 pub(crate) mod status;
 pub(crate) mod steering;
 
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, VARY};
 use http::{HeaderMap, HeaderValue};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -91,6 +92,7 @@ impl Admin {
     /// When there is no such model.
     pub fn page(&self, local: &Local, protocol: Protocol) -> Result<(Head, Vec<u8>), ProxyError> {
         let (status, value) = match local {
+            Local::Page => return Ok(page::page()),
             Local::Metrics => return Ok(self.metrics_page()),
             Local::Index => (200, index()),
             Local::Hello => (200, json!({"ok": true})),
@@ -113,6 +115,9 @@ impl Admin {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert("cache-control", HeaderValue::from_static("no-store"));
+        if *local == Local::Index {
+            headers.insert(VARY, HeaderValue::from_static("accept"));
+        }
         Ok((Head { status, headers, length: Some(body.len() as u64) }, body))
     }
 

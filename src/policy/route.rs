@@ -94,6 +94,8 @@ pub enum Rule {
 pub enum Local {
     /// `GET /`: what there is.
     Index,
+    /// `GET /` in a browser: the pool, to look at and to steer.
+    Page,
     /// `GET /health`.
     Health,
     /// `GET /models/status`.
@@ -151,13 +153,13 @@ impl Local {
     /// Whether only pages of this very origin may read it in a browser.
     #[must_use]
     pub fn is_private(&self) -> bool {
-        matches!(self, Self::Metrics)
+        matches!(self, Self::Metrics | Self::Page)
     }
 
     /// Whether it is answered without the proxy key.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        matches!(self, Self::Index | Self::Health | Self::Hello)
+        matches!(self, Self::Index | Self::Page | Self::Health | Self::Hello)
     }
 }
 

@@ -141,6 +141,13 @@ pub(super) fn check_origin(request: &Request) -> Result<(), ProxyError> {
     }
 }
 
+/// Whether a browser asks: nobody else wants HTML.
+pub(super) fn accepts_html(request: &Request) -> bool {
+    header_pairs(request)
+        .filter(|(field, _)| field.eq_ignore_ascii_case("accept"))
+        .any(|(_, value)| names_html(value))
+}
+
 /// The headers, in their order.
 pub(super) fn header_pairs(request: &Request) -> impl Iterator<Item = (&str, &str)> + Clone {
     let headers = request.headers().iter();
@@ -152,6 +159,13 @@ pub(super) fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
     header_pairs(request)
         .find(|(field, _)| field.eq_ignore_ascii_case(name))
         .map(|(_, value)| value)
+}
+
+fn names_html(accept: &str) -> bool {
+    accept.split(',').any(|range| {
+        let name = range.split(';').next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("text/html")
+    })
 }
 
 fn body_length(request: &Request) -> BodyLength {
@@ -194,6 +208,16 @@ mod tests {
         assert_eq!(framed(&["0"], &[]), BodyLength::Exact(0));
         assert_eq!(framed(&["18446744073709551615"], &[]), BodyLength::Exact(u64::MAX));
         assert_eq!(framed(&[], &["Chunked"]), BodyLength::Chunked);
+    }
+
+    #[test]
+    fn only_who_names_html_gets_it() {
+        for accept in ["text/html", "application/xml, Text/HTML;q=0.9", "*/*,text/html ; level=1"] {
+            assert!(names_html(accept), "{accept}");
+        }
+        for accept in ["", "*/*", "text/*", "application/json", "application/xhtml+xml"] {
+            assert!(!names_html(accept), "{accept}");
+        }
     }
 
     #[test]

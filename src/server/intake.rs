@@ -262,6 +262,9 @@ impl Front {
             Route::Preflight => Ok(Errand::Preflight),
             Route::NotFound => Err(ProxyError::NotFound),
             Route::WrongMethod { allow } => Err(ProxyError::WrongMethod { allow }),
+            Route::Local(Local::Index) if head::accepts_html(request) => {
+                Ok(Errand::Page(Local::Page))
+            }
             Route::Local(local) if local.is_open() => Ok(Errand::Page(local)),
             Route::Local(local) => {
                 authorized()?;

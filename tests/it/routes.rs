@@ -187,6 +187,25 @@ fn the_index_is_open_and_tells_what_there_is() {
 }
 
 #[test]
+fn a_browser_gets_a_page_instead_of_the_index_that_no_other_site_may_read_or_frame() {
+    let standin = StandIn::start().unwrap();
+    let proxy = Proxy::start(&standin);
+    let accept = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")];
+    let page = request(proxy.address(), "GET", "/", &accept, "");
+    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"), "{page:?}");
+    assert_eq!(page.header("access-control-allow-origin"), None);
+    assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+    assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.contains("frame-ancestors 'none'"), "{policy}");
+    let index = request(proxy.address(), "GET", "/", &[("accept", "*/*")], "");
+    for answer in [&page, &index] {
+        assert_eq!(answer.header("vary"), Some("accept"), "{answer:?}");
+    }
+    assert!(index.json().is_object());
+}
+
+#[test]
 fn head_of_a_page_is_its_get_without_the_body() {
     let standin = StandIn::start().unwrap();
     let proxy = Proxy::start(&standin);
