@@ -34,7 +34,7 @@ impl fmt::Debug for LoadTeller {
 
 /// What the pages are made from.
 #[derive(Debug)]
-pub struct Admin {
+pub(crate) struct Admin {
     scheduler: Arc<Mutex<Scheduler>>,
     store: Arc<Store>,
     started: Timestamp,
@@ -52,7 +52,7 @@ pub struct Admin {
 impl Admin {
     /// The pages of this process.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         scheduler: Arc<Mutex<Scheduler>>,
         store: Arc<Store>,
         metrics: Arc<Metrics>,
@@ -73,7 +73,7 @@ impl Admin {
     }
 
     /// Where to ask how busy the front is.
-    pub fn attach_load(&self, load: impl Fn() -> Load + Send + Sync + 'static) {
+    pub(crate) fn attach_load(&self, load: impl Fn() -> Load + Send + Sync + 'static) {
         let _ = self.load.set(LoadTeller(Box::new(load)));
     }
 
@@ -82,7 +82,7 @@ impl Admin {
     }
 
     /// From now on `/health` says that this process is about to end.
-    pub fn start_draining(&self) {
+    pub(crate) fn start_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
@@ -90,7 +90,11 @@ impl Admin {
     ///
     /// # Errors
     /// When there is no such model.
-    pub fn page(&self, local: &Local, protocol: Protocol) -> Result<(Head, Vec<u8>), ProxyError> {
+    pub(crate) fn page(
+        &self,
+        local: &Local,
+        protocol: Protocol,
+    ) -> Result<(Head, Vec<u8>), ProxyError> {
         let (status, value) = match local {
             Local::Page => return Ok(page::page()),
             Local::Metrics => return Ok(self.metrics_page()),

@@ -382,7 +382,7 @@ mod tests {
             ("UPSTREAM_AUTH_MODE", "both"),
             ("MODEL_COOLDOWN_SECONDS", "1"),
             ("FREE_QUOTA_TOKENS", "0"),
-            ("STATE_PATH", "/tmp/state.json"),
+            ("STATE_PATH", "/var/lib/state.json"),
             ("CORS_ORIGIN", "false"),
             ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
             ("MODEL_SELECTION", "prefer"),

@@ -15,12 +15,12 @@
 //! | [`demo`] | the service in front of the stand-in |
 //! | [`service`] | the process: start, watch, stop |
 //! | `server` | connections: the only user of tiny_http |
-//! | `proxy`, `admin` | one request from head to last byte; the pages of our own |
+//! | `proxy`, `admin` | one request from head to last byte; the pages of our own, and steering |
 //! | `relay`, `upstream`, `store` | bytes back to the client; the only user of ureq; the state file |
 //! | [`error`] | what the operator and clients are told |
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, verdict, failover, route, body, headers, events, the file's schema |
-//! | `supervisor` | what systemd is told |
+//! | `metrics`, `supervisor` | what Prometheus and systemd are told |
 //! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`] | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
@@ -33,8 +33,8 @@
 //! | intake | `server::gate`, `server::intake` | the library's queue of requests, nothing else |
 //! | worker-N | `proxy::Proxy::serve` | upstream, the client's socket, the state file (all with limits) |
 //! | receiver | `server::bodies` | a client that sends its body slowly |
-//! | responder | `admin`'s pages, refusals without a body | a client that takes them slowly |
-//! | refuser | `server::refusals` | a refused client that goes on sending |
+//! | responder | `admin`'s pages and steering, refusals | a client that takes them slowly, the state file |
+//! | lingerer | `server::refusals` | nothing for long: what refused clients still send, in turn |
 //! | undertaker | drops requests of connections that are shut | nothing for long |
 //! | reaper | `server::reaper` | nothing; a self-connection when the library seems dead |
 //! | poker | `server::intake` | a connection to ourselves |
@@ -52,18 +52,18 @@ pub mod config;
 pub mod demo;
 pub mod error;
 pub mod logging;
-pub mod metrics;
 pub mod panics;
 pub mod service;
 pub mod standin;
 
-pub mod admin;
-pub mod log_text;
-pub mod policy;
-pub mod proxy;
-pub mod relay;
-pub mod secret;
-pub mod server;
-pub mod store;
-pub mod supervisor;
-pub mod upstream;
+mod admin;
+mod log_text;
+mod metrics;
+mod policy;
+mod proxy;
+mod relay;
+mod secret;
+mod server;
+mod store;
+mod supervisor;
+mod upstream;

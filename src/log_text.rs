@@ -8,7 +8,7 @@ const LONGEST: usize = 500;
 
 /// Text of a client or of upstream: quoted where it has to be, escaped, cut.
 #[derive(Debug)]
-pub struct Quoted<'a>(pub &'a str);
+pub(crate) struct Quoted<'a>(pub &'a str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -25,7 +25,7 @@ impl fmt::Display for Quoted<'_> {
 
 /// A duration in milliseconds with one decimal.
 #[must_use]
-pub fn millis(duration: Duration) -> String {
+pub(crate) fn millis(duration: Duration) -> String {
     format!("{:.1}", duration.as_secs_f64() * 1000.0)
 }
 

@@ -18,12 +18,12 @@ use prometheus_client::registry::Registry;
 use crate::policy::usage::Usage;
 
 /// The content type of [`Metrics::render`].
-pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
+pub(crate) const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
 
 type Labels = Vec<(&'static str, String)>;
 
 /// Everything that is counted.
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     requests: Family<Labels, Counter>,
     attempts: Family<Labels, Counter>,
@@ -41,7 +41,7 @@ pub struct Metrics {
 
 /// How things stand at the moment of a scrape.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standings {
+pub(crate) struct Standings {
     /// Slots by the name of their standing.
     pub slots: Vec<(&'static str, usize)>,
     /// The front.
@@ -54,7 +54,7 @@ pub struct Standings {
 
 /// How busy the front is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+pub(crate) struct Load {
     /// How many workers there are.
     pub workers: usize,
     /// How many of them serve.
@@ -113,7 +113,7 @@ impl Metrics {
     }
 
     /// A request has been answered.
-    pub fn request(&self, route: &str, status: u16, verdict: &str, total: Duration) {
+    pub(crate) fn request(&self, route: &str, status: u16, verdict: &str, total: Duration) {
         let labels = vec![
             ("route", route.to_owned()),
             ("status", status.to_string()),
@@ -124,12 +124,12 @@ impl Metrics {
     }
 
     /// The first byte of an answer has left.
-    pub fn first_byte(&self, after: Duration) {
+    pub(crate) fn first_byte(&self, after: Duration) {
         self.first_byte.observe(after.as_secs_f64());
     }
 
     /// A call upstream has been judged, or has failed.
-    pub fn attempt(&self, key: &str, model: &str, verdict: &str) {
+    pub(crate) fn attempt(&self, key: &str, model: &str, verdict: &str) {
         let labels = vec![
             ("key", key.to_owned()),
             ("model", model.to_owned()),
@@ -139,7 +139,7 @@ impl Metrics {
     }
 
     /// An answer has said what it used.
-    pub fn used(&self, key: &str, model: &str, usage: Usage) {
+    pub(crate) fn used(&self, key: &str, model: &str, usage: Usage) {
         for (direction, count) in [("input", usage.input), ("output", usage.output)] {
             let labels = vec![
                 ("key", key.to_owned()),
@@ -151,7 +151,7 @@ impl Metrics {
     }
 
     /// The text that Prometheus scrapes.
-    pub fn render(&self, standings: &Standings) -> String {
+    pub(crate) fn render(&self, standings: &Standings) -> String {
         for (standing, count) in &standings.slots {
             set(&self.slots.get_or_create(&vec![("state", (*standing).to_owned())]), *count);
         }

@@ -3,16 +3,16 @@
 //! Nothing in here reads a clock, takes a lock, does IO or logs. Time comes in as an argument,
 //! decisions go out as values, and the caller acts on them.
 
-pub mod bench;
-pub mod body;
-pub mod estimate;
-pub mod failover;
-pub mod headers;
-pub mod ids;
-pub mod pool;
-pub mod route;
-pub mod scheduler;
-pub mod sse;
-pub mod state;
-pub mod usage;
-pub mod verdict;
+pub(crate) mod bench;
+pub(crate) mod body;
+pub(crate) mod estimate;
+pub(crate) mod failover;
+pub(crate) mod headers;
+pub(crate) mod ids;
+pub(crate) mod pool;
+pub(crate) mod route;
+pub(crate) mod scheduler;
+pub(crate) mod sse;
+pub(crate) mod state;
+pub(crate) mod usage;
+pub(crate) mod verdict;

@@ -42,7 +42,7 @@ const NO_MODEL: &str = "-";
 
 /// A request as it came from a client, authenticated and with all of its body.
 #[derive(Debug)]
-pub struct ClientRequest {
+pub(crate) struct ClientRequest {
     /// Counts up from the start of the process.
     pub id: u64,
     /// Who asks.
@@ -65,7 +65,7 @@ pub struct ClientRequest {
 
 /// Everything that serving takes.
 #[derive(Debug)]
-pub struct Proxy {
+pub(crate) struct Proxy {
     config: Arc<Config>,
     pool: Arc<Pool>,
     scheduler: Arc<Mutex<Scheduler>>,
@@ -116,7 +116,7 @@ enum Outcome {
 impl Proxy {
     /// Puts the parts together.
     #[must_use]
-    pub fn new(
+    pub(crate) fn new(
         config: Arc<Config>,
         scheduler: Arc<Mutex<Scheduler>>,
         store: Arc<Store>,
@@ -129,7 +129,7 @@ impl Proxy {
 
     /// Serves one request. When it returns, the client has everything it will get, and what was
     /// learned is on disk.
-    pub fn serve(&self, request: ClientRequest, mut client: Box<dyn Client>) {
+    pub(crate) fn serve(&self, request: ClientRequest, mut client: Box<dyn Client>) {
         fault_point("request", request.query.as_deref());
         let mut story = Story::default();
         if let Err(error) = self.understand(&request, client.as_mut(), &mut story) {

@@ -25,7 +25,7 @@ const HEAD_WAITS: Duration = Duration::from_millis(20);
 
 /// The head of an answer to the client.
 #[derive(Debug)]
-pub struct Head {
+pub(crate) struct Head {
     /// The HTTP status.
     pub status: u16,
     /// The headers, without any framing of the body.
@@ -35,7 +35,7 @@ pub struct Head {
 }
 
 /// The client's side of one request.
-pub trait Client {
+pub(crate) trait Client {
     /// How long the body is that is still to be read, if that is known; only for an upload.
     fn upload_length(&self) -> Option<u64>;
 
@@ -76,7 +76,7 @@ pub trait Client {
 
 /// How a relayed answer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub(crate) enum End {
     /// Both sides saw all of it.
     Clean,
     /// Upstream broke off; the cause in words.
@@ -87,7 +87,7 @@ pub enum End {
 
 /// What was relayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Relayed {
+pub(crate) struct Relayed {
     /// How it ended.
     pub end: End,
     /// How many bytes of the body the client was sent.
@@ -97,20 +97,20 @@ pub struct Relayed {
 }
 
 /// An upload, as a reader.
-pub struct Upload<'a> {
+pub(crate) struct Upload<'a> {
     client: &'a mut dyn Client,
     is_broken: bool,
 }
 
 impl<'a> Upload<'a> {
     /// What `client` sends.
-    pub fn new(client: &'a mut dyn Client) -> Self {
+    pub(crate) fn new(client: &'a mut dyn Client) -> Self {
         Self { client, is_broken: false }
     }
 
     /// Whether its client broke off: what was sent on is not all of it.
     #[must_use]
-    pub fn is_broken(&self) -> bool {
+    pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }
 }
@@ -125,7 +125,7 @@ impl Read for Upload<'_> {
 
 /// The beginning of a body that was read before its head could go out.
 #[derive(Debug, Default)]
-pub struct Held {
+pub(crate) struct Held {
     /// The bytes, in order.
     pub bytes: Vec<u8>,
     /// The payload of the first event, if it is a stream whose first event has come.
@@ -143,7 +143,7 @@ enum Rest {
 }
 
 /// Reads a body's first `limit` bytes.
-pub fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
+pub(crate) fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
     let mut held = Held::default();
     let mut buffer = vec![0; BUFFER];
     while held.bytes.len() < limit && matches!(held.rest, Rest::ToCome) {
@@ -155,7 +155,7 @@ pub fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
 
 /// Reads a stream until its first event is complete and returns that event's payload. The wait
 /// ends without one when the stream ends, or when too much has been held for too long.
-pub fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
+pub(crate) fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
     let mut held = Held::default();
     let mut buffer = vec![0; BUFFER];
     let mut give_up_at = None;
@@ -181,19 +181,19 @@ pub fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
 impl Held {
     /// The same with the payload of its first event.
     #[must_use]
-    pub fn with_first_event(self, first_event: Option<Vec<u8>>) -> Self {
+    pub(crate) fn with_first_event(self, first_event: Option<Vec<u8>>) -> Self {
         Self { first_event, ..self }
     }
 
     /// What says something of it: the first event's payload, or all that is held.
     #[must_use]
-    pub fn meaning(&self) -> &[u8] {
+    pub(crate) fn meaning(&self) -> &[u8] {
         self.first_event.as_deref().unwrap_or(&self.bytes)
     }
 
     /// Whether the client left before there was anything to send it.
     #[must_use]
-    pub fn ended_by_client(&self) -> bool {
+    pub(crate) fn ended_by_client(&self) -> bool {
         matches!(&self.rest, Rest::Broken(error) if error.kind == FailureKind::ClientLeft)
     }
 
@@ -208,7 +208,7 @@ impl Held {
 
 /// Sends the head, what was held, and the rest of the body as it comes. `see` is shown every part
 /// after it has been sent.
-pub fn relay(
+pub(crate) fn relay(
     head: &Head,
     held: Held,
     body: &mut AnswerBody,

@@ -50,7 +50,7 @@ impl fmt::Debug for Secret {
 
 /// The label of a key: the first 12 hex digits of its hash.
 #[must_use]
-pub fn label(hash: &str) -> &str {
+pub(crate) fn label(hash: &str) -> &str {
     hash.get(..LABEL_LENGTH).unwrap_or(hash)
 }
 

@@ -45,7 +45,7 @@ use crate::panics::Alarm;
 use crate::proxy::Proxy;
 use gate::Gate;
 use intake::Front;
-pub use listener::{Listening, bind};
+pub(crate) use listener::{Listening, bind};
 use reaper::Reaper;
 
 /// How long our own `/health` may take.
@@ -53,7 +53,7 @@ const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 /// A front that serves, until the process ends.
 #[derive(Debug)]
-pub struct Server {
+pub(crate) struct Server {
     front: Arc<Front>,
 }
 
@@ -62,7 +62,7 @@ impl Server {
     ///
     /// # Errors
     /// When the system gives no thread, or the library does not take the listener.
-    pub fn start(
+    pub(crate) fn start(
         listening: Listening,
         config: Arc<Config>,
         proxy: Arc<Proxy>,
@@ -83,7 +83,7 @@ impl Server {
 
     /// Where clients connect.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.front.gate.address()
     }
 
@@ -92,7 +92,7 @@ impl Server {
     ///
     /// # Errors
     /// When there is no answer in time, or it is no success.
-    pub fn check(&self) -> io::Result<()> {
+    pub(crate) fn check(&self) -> io::Result<()> {
         let outcome = ask_health(self.front.gate.reachable());
         if outcome.is_err() {
             self.front.gate.suspect();
@@ -102,7 +102,7 @@ impl Server {
 
     /// Closes the listener. Connections that stand go on being served, and every answer tells
     /// its client that it is the last one.
-    pub fn stop_listening(&self) {
+    pub(crate) fn stop_listening(&self) {
         self.front.start_draining();
         self.front.gate.close();
         self.front.poke(1);
@@ -110,7 +110,7 @@ impl Server {
 
     /// How many connections have a request in work.
     #[must_use]
-    pub fn requests_in_flight(&self) -> usize {
+    pub(crate) fn requests_in_flight(&self) -> usize {
         self.front.connections.in_flight()
     }
 }

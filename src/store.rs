@@ -28,7 +28,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The state file, held for the life of the process.
 #[derive(Debug)]
-pub struct Store {
+pub(crate) struct Store {
     place: Place,
     progress: Mutex<Progress>,
     /// Writes that reached the disk, and that did not.
@@ -60,7 +60,7 @@ impl Store {
     /// # Errors
     /// When another process has the file, or when it can neither be read nor set aside: nothing
     /// is ever overwritten unread.
-    pub fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
+    pub(crate) fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
         let place = Place::take(path).map_err(StartupError::State)?;
         let state = place.read(now).map_err(StartupError::State)?;
         let store = Self {
@@ -78,37 +78,37 @@ impl Store {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
+    pub(crate) fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
         self.place.write(&scheduler.snapshot().to_file().to_bytes(), clock::now())
     }
 
     /// Where the file is.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.place.path()
     }
 
     /// Whether the last write reached the disk.
     #[must_use]
-    pub fn is_writable(&self) -> bool {
+    pub(crate) fn is_writable(&self) -> bool {
         let progress = self.progress.lock();
         !progress.failing && !progress.hanging
     }
 
     /// How many writes reached the disk, and how many did not.
     #[must_use]
-    pub fn write_counts(&self) -> (u64, u64) {
+    pub(crate) fn write_counts(&self) -> (u64, u64) {
         (self.writes.load(Ordering::Relaxed), self.failures.load(Ordering::Relaxed))
     }
 
     /// Whether this revision is on disk, or is known not to get there for now.
     #[must_use]
-    pub fn has_tried(&self, revision: u64) -> bool {
+    pub(crate) fn has_tried(&self, revision: u64) -> bool {
         self.progress.lock().tried >= revision
     }
 
     /// Asks for a write and does not wait.
-    pub fn request(&self, revision: u64) {
+    pub(crate) fn request(&self, revision: u64) {
         let mut progress = self.progress.lock();
         if progress.wanted < revision {
             progress.wanted = revision;
@@ -118,7 +118,7 @@ impl Store {
 
     /// Waits until `revision` is on disk, or could not be written, or two seconds are over: on a
     /// hung disk the first who waits learns it for all. Says whether it is on disk.
-    pub fn wait(&self, revision: u64) -> bool {
+    pub(crate) fn wait(&self, revision: u64) -> bool {
         let deadline = clock::instant() + LONGEST_WAIT;
         let mut progress = self.progress.lock();
         while progress.tried < revision && !progress.hanging {
@@ -134,14 +134,14 @@ impl Store {
     }
 
     /// Puts everything that has happened so far on disk; says whether it is there.
-    pub fn commit(&self, scheduler: &Mutex<Scheduler>) -> bool {
+    pub(crate) fn commit(&self, scheduler: &Mutex<Scheduler>) -> bool {
         let revision = scheduler.lock().revision();
         self.request(revision);
         self.wait(revision)
     }
 
     /// The writer's life: it writes whatever was asked for.
-    pub fn run(&self, scheduler: &Mutex<Scheduler>) {
+    pub(crate) fn run(&self, scheduler: &Mutex<Scheduler>) {
         loop {
             self.await_work();
             let snapshot = scheduler.lock().snapshot();
@@ -191,7 +191,7 @@ impl Store {
 ///
 /// # Errors
 /// When it cannot be read, or does not fit.
-pub fn peek(path: &Path) -> Result<StateFile, StartupError> {
+pub(crate) fn peek(path: &Path) -> Result<StateFile, StartupError> {
     let misfit = |misfit| {
         let shown = path.display();
         StartupError::State(format!("the state file `{shown}` does not fit: {misfit}"))
@@ -205,7 +205,7 @@ pub fn peek(path: &Path) -> Result<StateFile, StartupError> {
 ///
 /// # Errors
 /// When it does not.
-pub fn try_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn try_folder(path: &Path) -> io::Result<()> {
     file::try_folder(path)
 }
 

@@ -27,8 +27,8 @@ use crate::error::StartupError;
 use crate::policy::body::Edited;
 use crate::secret::Secret;
 use exchange::Stage;
-pub use exchange::{ClientWatch, Step, Watching, watch_client};
-pub use resolver::CachingResolver;
+pub(crate) use exchange::{ClientWatch, Step, watch_client};
+pub(crate) use resolver::CachingResolver;
 
 /// An answer's head may be this long, in bytes; DashScope's are about 1 KB.
 const MAX_HEAD: usize = 64 * 1024;
@@ -47,7 +47,7 @@ const LOOPBACK: [&str; 7] =
 
 /// The way to DashScope.
 #[derive(Debug, Clone)]
-pub struct Upstream {
+pub(crate) struct Upstream {
     agent: Agent,
     head_limit: Duration,
     idle_limit: Duration,
@@ -55,7 +55,7 @@ pub struct Upstream {
 }
 
 /// What a request carries.
-pub enum Payload<'a> {
+pub(crate) enum Payload<'a> {
     /// No body.
     Nothing,
     /// A body in memory.
@@ -70,7 +70,7 @@ pub enum Payload<'a> {
 }
 
 /// An answer whose body is still to be read.
-pub struct Answer {
+pub(crate) struct Answer {
     /// The HTTP status.
     pub status: u16,
     /// The headers, as upstream sent them.
@@ -80,13 +80,13 @@ pub struct Answer {
 }
 
 /// The body of an answer. Dropped before its end, it closes the connection.
-pub struct AnswerBody {
+pub(crate) struct AnswerBody {
     reader: Box<dyn Read>,
 }
 
 /// Why there is no answer, or no rest of one.
 #[derive(Debug)]
-pub struct CallError {
+pub(crate) struct CallError {
     /// What it was, in words, without addresses of ours or secrets.
     pub cause: String,
     /// What kind of failure it was.
@@ -99,7 +99,7 @@ pub struct CallError {
 
 /// Which connection a call goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub(crate) enum Over {
     /// One from the pool, if there is one.
     Any,
     /// A new one. What lies in the pool for the same host is closed: it is as old as the one that
@@ -109,7 +109,7 @@ pub enum Over {
 
 /// The kinds of failure that are told apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
+pub(crate) enum FailureKind {
     /// A limit ran out.
     TimedOut,
     /// The client left, and the call was given up.
@@ -125,7 +125,7 @@ impl Upstream {
     ///
     /// # Errors
     /// When the outbound proxy cannot be used.
-    pub fn new(config: &Config) -> Result<Self, StartupError> {
+    pub(crate) fn new(config: &Config) -> Result<Self, StartupError> {
         let roots = match config.ca_certificates.as_slice() {
             [] => RootCerts::WebPki,
             own => roots_with(own),
@@ -166,7 +166,7 @@ impl Upstream {
     ///
     /// # Errors
     /// When no answer came; [`CallError`] says why.
-    pub fn send(
+    pub(crate) fn send(
         &self,
         method: &str,
         url: &str,
@@ -209,7 +209,7 @@ impl Upstream {
     }
 
     /// Interrupts every call in flight and refuses new ones.
-    pub fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
         self.agent.clone().shutdown();
     }
@@ -240,7 +240,7 @@ impl AnswerBody {
     ///
     /// # Errors
     /// When the body breaks off, stays silent for too long, or the client has left.
-    pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, CallError> {
+    pub(crate) fn read(&mut self, buffer: &mut [u8]) -> Result<usize, CallError> {
         loop {
             match self.reader.read(buffer) {
                 Ok(count) => return Ok(count),
@@ -255,7 +255,7 @@ impl AnswerBody {
     ///
     /// # Errors
     /// As [`AnswerBody::read`].
-    pub fn read_until(
+    pub(crate) fn read_until(
         &mut self,
         buffer: &mut [u8],
         at: Instant,
@@ -278,7 +278,7 @@ impl CallError {
 
     /// The client left while no call was in flight.
     #[must_use]
-    pub fn client_left() -> Self {
+    pub(crate) fn client_left() -> Self {
         Self {
             cause: "the client left".to_owned(),
             kind: FailureKind::ClientLeft,
@@ -394,7 +394,7 @@ fn outbound(settings: &OutboundProxy) -> Result<Proxy, StartupError> {
 }
 
 /// Puts the key where DashScope looks for it.
-pub fn authorize(headers: &mut HeaderMap, mode: AuthMode, key: &Secret) {
+pub(crate) fn authorize(headers: &mut HeaderMap, mode: AuthMode, key: &Secret) {
     let key = key.expose();
     if mode != AuthMode::XApiKey {
         headers.insert(AUTHORIZATION, sensitive(&format!("Bearer {key}")));

@@ -72,7 +72,7 @@ impl Admin {
     ///
     /// # Errors
     /// When the request cannot be understood, or names what is not in the pool.
-    pub fn steer(&self, steer: Steer, body: &[u8]) -> Result<Value, ProxyError> {
+    pub(crate) fn steer(&self, steer: Steer, body: &[u8]) -> Result<Value, ProxyError> {
         let steered = apply(&mut self.scheduler.lock(), steer, body, clock::now())?;
         let is_written = self.store.commit(&self.scheduler);
         let pool = Arc::clone(self.scheduler.lock().pool());

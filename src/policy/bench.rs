@@ -19,7 +19,7 @@ const MOST: usize = 1000;
 
 /// How long something rests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
+pub(crate) enum Rest {
     /// As long as this.
     For(Duration),
     /// A second, and twice as long at each repetition without a success in between, up to a

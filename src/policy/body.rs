@@ -34,7 +34,7 @@ impl fmt::Display for BodyError {
 
 /// A body that has been looked through.
 #[derive(Debug)]
-pub struct RequestBody<'a> {
+pub(crate) struct RequestBody<'a> {
     bytes: &'a [u8],
     /// Where the `model` value stands, or where one goes in.
     place: Place,
@@ -58,7 +58,7 @@ impl<'a> RequestBody<'a> {
     ///
     /// # Errors
     /// When it is not a JSON object, or has two top-level `model`s.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
         let text = std::str::from_utf8(bytes)
             .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
         let top: Top<'_> = serde_json::from_str(text)
@@ -71,31 +71,31 @@ impl<'a> RequestBody<'a> {
 
     /// Whether the client asked for a stream.
     #[must_use]
-    pub fn is_stream(&self) -> bool {
+    pub(crate) fn is_stream(&self) -> bool {
         self.is_stream
     }
 
     /// Whether upstream may store the answer: the client has not switched that off.
     #[must_use]
-    pub fn is_stored(&self) -> bool {
+    pub(crate) fn is_stored(&self) -> bool {
         self.is_stored
     }
 
     /// The identifier of something made before that the request goes on from.
     #[must_use]
-    pub fn refers_to(&self) -> Option<String> {
+    pub(crate) fn refers_to(&self) -> Option<String> {
         self.refers_to.clone()
     }
 
     /// The files that it names by URL, as [`ids::files_named_in`].
     #[must_use]
-    pub fn names_files(&self) -> Vec<String> {
+    pub(crate) fn names_files(&self) -> Vec<String> {
         ids::files_named_in(self.bytes)
     }
 
     /// The model that the client named, if it is a text.
     #[must_use]
-    pub fn model(&self) -> Option<String> {
+    pub(crate) fn model(&self) -> Option<String> {
         match &self.place {
             Place::Replace(span) => serde_json::from_slice(&self.bytes[span.clone()]).ok(),
             Place::Insert { .. } => None,
@@ -104,13 +104,13 @@ impl<'a> RequestBody<'a> {
 
     /// The body as the client sent it.
     #[must_use]
-    pub fn as_sent(&self) -> Edited<'a> {
+    pub(crate) fn as_sent(&self) -> Edited<'a> {
         Edited { before: self.bytes, patch: String::new(), after: &[] }
     }
 
     /// The body with `model` in it, everything else to the byte as the client sent it.
     #[must_use]
-    pub fn with_model(&self, model: &str) -> Edited<'a> {
+    pub(crate) fn with_model(&self, model: &str) -> Edited<'a> {
         let value = serde_json::Value::from(model).to_string();
         let (before, patch, after) = match &self.place {
             Place::Replace(span) => (span.start, value, span.end),
@@ -125,7 +125,7 @@ impl<'a> RequestBody<'a> {
 
 /// A body with its model changed: no copy, because bodies may be large.
 #[derive(Debug)]
-pub struct Edited<'a> {
+pub(crate) struct Edited<'a> {
     before: &'a [u8],
     patch: String,
     after: &'a [u8],
@@ -140,7 +140,7 @@ impl Edited<'_> {
 
     /// All its bytes, in order.
     #[must_use]
-    pub fn reader(&self) -> impl Read {
+    pub(crate) fn reader(&self) -> impl Read {
         self.before.chain(self.patch.as_bytes()).chain(self.after)
     }
 }

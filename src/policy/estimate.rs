@@ -11,7 +11,7 @@ const MESSAGE: u64 = 4;
 
 /// The estimate for the body of an Anthropic request. At least 1.
 #[must_use]
-pub fn input_tokens(body: &[u8]) -> u64 {
+pub(crate) fn input_tokens(body: &[u8]) -> u64 {
     let Ok(request) = serde_json::from_slice::<Value>(body) else { return 1 };
     let parts = ["system", "messages", "tools"].iter().filter_map(|name| request.get(*name));
     let quarters: u64 = parts.map(quarter_tokens).sum();

@@ -41,7 +41,7 @@ impl Failover {
 
 /// What a verdict costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Penalty {
+pub(crate) enum Penalty {
     /// Nothing.
     None,
     /// The slot rests, at this base URL.
@@ -52,7 +52,7 @@ pub enum Penalty {
 
 /// Who rests after a verdict, and for how long.
 #[must_use]
-pub fn penalty(verdict: Verdict) -> Penalty {
+pub(crate) fn penalty(verdict: Verdict) -> Penalty {
     match verdict {
         Verdict::AccountBlocked | Verdict::KeyRejected => Penalty::Key(LONG_REST),
         Verdict::ModelDenied => Penalty::Slot(Rest::For(LONG_REST)),
@@ -68,13 +68,13 @@ pub fn penalty(verdict: Verdict) -> Penalty {
 
 /// How often one request has gone on already.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Budget {
+pub(crate) struct Budget {
     further: u32,
 }
 
 impl Budget {
     /// Whether a request of this `age` goes on to a further slot after `verdict`.
-    pub fn allows(&mut self, verdict: Verdict, age: Duration) -> bool {
+    pub(crate) fn allows(&mut self, verdict: Verdict, age: Duration) -> bool {
         let limit = match verdict {
             Verdict::QuotaExhausted | Verdict::StreamOnly => return true,
             Verdict::Success | Verdict::CallerError => return false,
@@ -94,7 +94,7 @@ impl Budget {
 /// Whether `status` is better handed on than `before`: a 429 or 5xx tells the client that trying
 /// again may help. Among equals the last counts.
 #[must_use]
-pub fn is_better(status: u16, before: u16) -> bool {
+pub(crate) fn is_better(status: u16, before: u16) -> bool {
     is_hopeful(status) || !is_hopeful(before)
 }
 

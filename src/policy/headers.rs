@@ -42,7 +42,7 @@ const NOT_DOWN: [&str; 4] =
 /// The headers of a request upstream, without the key.
 ///
 /// A header that HTTP does not allow is left out: it cannot have a meaning upstream.
-pub fn upward<'a>(
+pub(crate) fn upward<'a>(
     client: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     protocol: Protocol,
     content: Content,
@@ -65,7 +65,7 @@ pub fn upward<'a>(
 
 /// What a request's body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub(crate) enum Content {
     /// JSON, whatever the client calls it: `curl -d` calls it a form.
     Json,
     /// What the client says.
@@ -73,7 +73,7 @@ pub enum Content {
 }
 
 /// The headers of upstream's answer that the client gets.
-pub fn downward(upstream: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+pub(crate) fn downward(upstream: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     let values = upstream.get_all(header::CONNECTION).into_iter();
     let named = tokens(values.filter_map(|value| value.to_str().ok()));
     upstream.iter().filter(move |(name, _)| {
@@ -82,7 +82,7 @@ pub fn downward(upstream: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &Hea
 }
 
 /// The client's key: `Authorization: Bearer k`, `bearer k` or the bare key, or `x-api-key`.
-pub fn credentials<'a>(
+pub(crate) fn credentials<'a>(
     client: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> impl Iterator<Item = &'a str> {
     client.filter_map(|(name, value)| {

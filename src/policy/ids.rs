@@ -15,7 +15,7 @@ const MOST_NAMED: usize = 32;
 
 /// Which identifiers an answer may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Makes {
+pub(crate) enum Makes {
     /// None that matter.
     Nothing,
     /// `output.task_id`, of an asynchronous call.
@@ -29,7 +29,7 @@ pub enum Makes {
 /// Which identifiers the answers of an endpoint make. `stores`: the client has not switched
 /// storing off.
 #[must_use]
-pub fn made_by(endpoint: &Endpoint, stores: bool) -> Makes {
+pub(crate) fn made_by(endpoint: &Endpoint, stores: bool) -> Makes {
     match (endpoint.base, endpoint.path.as_str(), &endpoint.rule) {
         (Base::OpenAi, "/responses", Rule::Pool) if stores => Makes::Id,
         (Base::OpenAi, "/files" | "/batches", _) => Makes::Id,
@@ -41,7 +41,7 @@ pub fn made_by(endpoint: &Endpoint, stores: bool) -> Makes {
 
 /// The identifiers in an answer, or in an event of one.
 #[must_use]
-pub fn found_in(makes: Makes, json: &[u8]) -> Vec<String> {
+pub(crate) fn found_in(makes: Makes, json: &[u8]) -> Vec<String> {
     let Ok(answer) = serde_json::from_slice::<Value>(json) else { return Vec::new() };
     let found: Vec<&Value> = match makes {
         Makes::Nothing => Vec::new(),
@@ -60,7 +60,7 @@ pub fn found_in(makes: Makes, json: &[u8]) -> Vec<String> {
 /// The files of an account that a request's body names by URL: folders of uploads, and files'
 /// identifiers. A prompt may mention such URLs too, so no more than [`MOST_NAMED`] of a kind.
 #[must_use]
-pub fn files_named_in(body: &[u8]) -> Vec<String> {
+pub(crate) fn files_named_in(body: &[u8]) -> Vec<String> {
     let named = |scheme: &'static [u8]| {
         let places = memchr::memmem::find_iter(body, scheme).take(MOST_NAMED);
         places.filter_map(move |at| file_at(&body[at + scheme.len()..], scheme == OSS))

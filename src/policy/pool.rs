@@ -5,27 +5,27 @@ use std::sync::Arc;
 use crate::secret;
 
 /// The longest model id, in characters: it goes into headers and into the state file.
-pub const LONGEST_MODEL_ID: usize = 128;
+pub(crate) const LONGEST_MODEL_ID: usize = 128;
 
 /// Whether a model id may hold `c`.
 #[must_use]
-pub fn is_model_character(c: char) -> bool {
+pub(crate) fn is_model_character(c: char) -> bool {
     c.is_ascii_alphanumeric() || "._:/@+-".contains(c)
 }
 
 /// Whether `text` can be a model id.
 #[must_use]
-pub fn is_model_id(text: &str) -> bool {
+pub(crate) fn is_model_id(text: &str) -> bool {
     (1..=LONGEST_MODEL_ID).contains(&text.len()) && text.chars().all(is_model_character)
 }
 
 /// A key by its place in `DASHSCOPE_API_KEYS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KeyIndex(pub usize);
+pub(crate) struct KeyIndex(pub usize);
 
 /// One key with one model: what has a free quota of its own.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot {
+pub(crate) struct Slot {
     /// The key.
     pub key: KeyIndex,
     /// The model's id.
@@ -34,7 +34,7 @@ pub struct Slot {
 
 /// Every slot of the configuration. Keys are known by their hash only.
 #[derive(Clone, Debug)]
-pub struct Pool {
+pub(crate) struct Pool {
     key_hashes: Vec<String>,
     models: Vec<Arc<str>>,
 }
@@ -45,35 +45,35 @@ impl Pool {
     /// The configuration refuses empty lists; a pool without slots has nothing to give and
     /// every request on it ends in a 503.
     #[must_use]
-    pub fn new(key_hashes: Vec<String>, models: Vec<String>) -> Self {
+    pub(crate) fn new(key_hashes: Vec<String>, models: Vec<String>) -> Self {
         Self { key_hashes, models: models.into_iter().map(Into::into).collect() }
     }
 
     /// How many keys there are.
     #[must_use]
-    pub fn key_count(&self) -> usize {
+    pub(crate) fn key_count(&self) -> usize {
         self.key_hashes.len()
     }
 
     /// How many models each key has.
     #[must_use]
-    pub fn model_count(&self) -> usize {
+    pub(crate) fn model_count(&self) -> usize {
         self.models.len()
     }
 
     /// How many slots there are.
     #[must_use]
-    pub fn slot_count(&self) -> usize {
+    pub(crate) fn slot_count(&self) -> usize {
         self.key_count() * self.model_count()
     }
 
     /// The keys, in the configured order.
-    pub fn keys(&self) -> impl Iterator<Item = KeyIndex> + use<> {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = KeyIndex> + use<> {
         (0..self.key_count()).map(KeyIndex)
     }
 
     /// Every slot, key by key, in the configured order.
-    pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         self.keys().flat_map(|key| {
             self.models.iter().map(move |model| Slot { key, model: Arc::clone(model) })
         })
@@ -81,37 +81,37 @@ impl Pool {
 
     /// The SHA-256 of a key, in hex.
     #[must_use]
-    pub fn key_hash(&self, key: KeyIndex) -> &str {
+    pub(crate) fn key_hash(&self, key: KeyIndex) -> &str {
         &self.key_hashes[key.0]
     }
 
     /// The key with this SHA-256.
     #[must_use]
-    pub fn key_with_hash(&self, hash: &str) -> Option<KeyIndex> {
+    pub(crate) fn key_with_hash(&self, hash: &str) -> Option<KeyIndex> {
         self.key_hashes.iter().position(|known| known == hash).map(KeyIndex)
     }
 
     /// The first 12 hex digits of a key's hash, which name it to people.
     #[must_use]
-    pub fn label(&self, key: KeyIndex) -> &str {
+    pub(crate) fn label(&self, key: KeyIndex) -> &str {
         secret::label(self.key_hash(key))
     }
 
     /// All model ids, in the configured order.
     #[must_use]
-    pub fn models(&self) -> &[Arc<str>] {
+    pub(crate) fn models(&self) -> &[Arc<str>] {
         &self.models
     }
 
     /// Where a model stands among the pool's, if it is one of them.
     #[must_use]
-    pub fn place_of(&self, model: &str) -> Option<usize> {
+    pub(crate) fn place_of(&self, model: &str) -> Option<usize> {
         self.models.iter().position(|known| **known == *model)
     }
 
     /// A slot as the log shows it: `<key label>:<model>`.
     #[must_use]
-    pub fn show(&self, slot: &Slot) -> String {
+    pub(crate) fn show(&self, slot: &Slot) -> String {
         format!("{}:{}", self.label(slot.key), slot.model)
     }
 }

@@ -15,7 +15,7 @@ pub enum Protocol {
 
 /// What is done with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Route {
+pub(crate) enum Route {
     /// It goes upstream.
     Upstream(Endpoint),
     /// It is answered here.
@@ -35,7 +35,7 @@ pub enum Route {
 
 /// A path of an upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     /// Whose envelope and rules.
     pub protocol: Protocol,
     /// Which base URL.
@@ -51,14 +51,14 @@ pub struct Endpoint {
 impl Endpoint {
     /// Whether the body is handed through as it comes instead of being understood.
     #[must_use]
-    pub fn is_upload(&self) -> bool {
+    pub(crate) fn is_upload(&self) -> bool {
         matches!(self.rule, Rule::Pinned { upload: true, .. })
     }
 }
 
 /// A base URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Base {
+pub(crate) enum Base {
     /// `OPENAI_UPSTREAM_BASE_URL`.
     OpenAi,
     /// The origin of `OPENAI_UPSTREAM_BASE_URL`: what is not below the compatible mode's path.
@@ -71,7 +71,7 @@ pub enum Base {
 
 /// Whose model and whose key a request gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub(crate) enum Rule {
     /// Any model of the pool, whatever the client names.
     Pool,
     /// One of the pool's if the client names one of them; else the client's stays.
@@ -91,7 +91,7 @@ pub enum Rule {
 
 /// A page of our own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Local {
+pub(crate) enum Local {
     /// `GET /`: what there is.
     Index,
     /// `GET /` in a browser: the pool, to look at and to steer.
@@ -145,20 +145,20 @@ const METRICS: &str = "/metrics";
 /// Whether only pages of this very origin may have to do with a path in a browser, whatever comes
 /// of it.
 #[must_use]
-pub fn is_private(path: &str) -> bool {
+pub(crate) fn is_private(path: &str) -> bool {
     path == METRICS || Steer::at(path).is_some()
 }
 
 impl Local {
     /// Whether only pages of this very origin may read it in a browser.
     #[must_use]
-    pub fn is_private(&self) -> bool {
+    pub(crate) fn is_private(&self) -> bool {
         matches!(self, Self::Metrics | Self::Page)
     }
 
     /// Whether it is answered without the proxy key.
     #[must_use]
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(self, Self::Index | Self::Page | Self::Health | Self::Hello)
     }
 }
@@ -229,7 +229,7 @@ const MODELS: &str = "/v1/models";
 /// Decides by method and path (without the query). Paths are matched in plain words: nothing
 /// that only looks like a known one, with encoded dots or doubled slashes, is ever forwarded.
 #[must_use]
-pub fn resolve(method: &str, path: &str) -> Route {
+pub(crate) fn resolve(method: &str, path: &str) -> Route {
     if method == "OPTIONS" {
         return Route::Preflight;
     }
@@ -266,7 +266,7 @@ pub fn resolve(method: &str, path: &str) -> Route {
 /// In whose words an error on `path` is told. `speaks_anthropic`: the request carries
 /// `anthropic-version`, which only Anthropic's clients send.
 #[must_use]
-pub fn protocol_of(path: &str, speaks_anthropic: bool) -> Protocol {
+pub(crate) fn protocol_of(path: &str, speaks_anthropic: bool) -> Protocol {
     let below = |prefix: &str| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };

@@ -21,15 +21,14 @@ use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
 use super::verdict::Verdict;
 use crate::clock::{Moment, Timestamp};
-pub use ask::{Ask, Next, Tried, Wanted};
+pub(crate) use ask::{Ask, Next, Tried, Wanted};
 use control::Disabled;
-pub use control::Scope;
+pub(crate) use control::Scope;
 use pins::Pins;
-pub use slots::Snapshot;
+pub(crate) use slots::Snapshot;
 use slots::{Cursor, SlotState};
 use tallies::Tallies;
-pub use tallies::Tally;
-pub use view::{SlotView, Standing};
+pub(crate) use view::{SlotView, Standing};
 
 /// How unwillingly a slot is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +44,7 @@ struct Tick(u64);
 
 /// A slot given to one attempt. It is handed back with the report on that attempt.
 #[derive(Clone, Debug)]
-pub struct Pick {
+pub(crate) struct Pick {
     /// The slot to try.
     pub slot: Slot,
     began: Tick,
@@ -55,7 +54,7 @@ pub struct Pick {
 
 /// What an exhaustion did, for the log.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Exhausted {
+pub(crate) struct Exhausted {
     /// When the slot's cooldown ends.
     pub until: Timestamp,
     /// How many exhaustion answers the slot has had, ever.
@@ -67,7 +66,7 @@ pub struct Exhausted {
 
 /// What a success did, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamped {
+pub(crate) struct Stamped {
     /// Whether there is something to write.
     pub changed: bool,
     /// Whether the slot's cooldown had ended before: this pair may now be billed.
@@ -76,7 +75,7 @@ pub struct Stamped {
 
 /// The pool's state and the rules by which it changes.
 #[derive(Debug)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     pool: Arc<Pool>,
     cooldown: Duration,
     /// Every slot of the pool, and every other one of our keys that was ever exhausted.
@@ -105,7 +104,12 @@ pub struct Scheduler {
 impl Scheduler {
     /// Continues from a state file. Slots it does not know start without a cooldown.
     #[must_use]
-    pub fn new(pool: Arc<Pool>, cooldown: Duration, mut file: StateFile, now: Timestamp) -> Self {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        cooldown: Duration,
+        mut file: StateFile,
+        now: Timestamp,
+    ) -> Self {
         let pins = Pins::take(&mut file);
         let tallies = Tallies::take(&mut file, &pool);
         let disabled = Disabled::take(&mut file, &pool);
@@ -146,7 +150,7 @@ impl Scheduler {
     /// The slot with which to go on: the current key first, inside it the current model first,
     /// and only what is available. What is benched comes last, and what cannot serve a request
     /// that is not streamed after that. Nothing that was tried is given again.
-    pub fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
+    pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
             return Next::Slot(Pick { slot, began: self.advance(), direct: false });
         }
@@ -180,7 +184,12 @@ impl Scheduler {
     }
 
     /// The slot's free quota is used up: it cools alone, and the cursors leave it.
-    pub fn report_exhausted(&mut self, pick: &Pick, message: &str, now: Timestamp) -> Exhausted {
+    pub(crate) fn report_exhausted(
+        &mut self,
+        pick: &Pick,
+        message: &str,
+        now: Timestamp,
+    ) -> Exhausted {
         let tick = self.advance();
         let until = now.plus(self.cooldown);
         let slot = self.slots.entry(pick.slot.clone()).or_default();
@@ -200,7 +209,12 @@ impl Scheduler {
     }
 
     /// The slot answered with a success.
-    pub fn report_success(&mut self, pick: &Pick, base: Protocol, now: Timestamp) -> Stamped {
+    pub(crate) fn report_success(
+        &mut self,
+        pick: &Pick,
+        base: Protocol,
+        now: Timestamp,
+    ) -> Stamped {
         self.benches.lift(&pick.slot, base);
         // A model that is not the pool's has a record only if it was exhausted once.
         let Some(slot) = self.slots.get_mut(&pick.slot) else {
@@ -227,24 +241,30 @@ impl Scheduler {
     }
 
     /// Benches a slot at one base URL; says for how long. Nothing of this is written to disk.
-    pub fn bench_slot(&mut self, slot: &Slot, base: Protocol, rest: Rest, at: Instant) -> Duration {
+    pub(crate) fn bench_slot(
+        &mut self,
+        slot: &Slot,
+        base: Protocol,
+        rest: Rest,
+        at: Instant,
+    ) -> Duration {
         self.benches.bench_slot(slot, base, rest, at)
     }
 
     /// Benches all slots of a key.
-    pub fn bench_key(&mut self, key: KeyIndex, length: Duration, at: Instant) {
+    pub(crate) fn bench_key(&mut self, key: KeyIndex, length: Duration, at: Instant) {
         self.benches.bench_key(key, length, at);
     }
 
     /// What an answer of a slot meant.
-    pub fn note_verdict(&mut self, slot: &Slot, verdict: Verdict) {
+    pub(crate) fn note_verdict(&mut self, slot: &Slot, verdict: Verdict) {
         if self.slots.contains_key(slot) {
             self.last_verdicts.insert(slot.clone(), verdict);
         }
     }
 
     /// From now on this model is asked last by requests that are not streamed.
-    pub fn note_stream_only(&mut self, model: &Arc<str>) {
+    pub(crate) fn note_stream_only(&mut self, model: &Arc<str>) {
         // The pool's only: clients could make up others without end.
         if self.pool.place_of(model).is_some() {
             self.stream_only.insert(Arc::clone(model));
@@ -253,38 +273,38 @@ impl Scheduler {
 
     /// How many slots a request may use now.
     #[must_use]
-    pub fn available_count(&self, now: Timestamp) -> usize {
+    pub(crate) fn available_count(&self, now: Timestamp) -> usize {
         self.pool.slots().filter(|slot| self.is_available(slot, now)).count()
     }
 
     /// The pool this works on.
     #[must_use]
-    pub fn pool(&self) -> &Arc<Pool> {
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 
     /// Grows with every change that belongs on disk.
     #[must_use]
-    pub fn revision(&self) -> u64 {
+    pub(crate) fn revision(&self) -> u64 {
         self.revision
     }
 
     /// The revision that has to be on disk before a client may notice any cooldown, or have any
     /// identifier, so far.
     #[must_use]
-    pub fn cooled_revision(&self) -> u64 {
+    pub(crate) fn cooled_revision(&self) -> u64 {
         self.cooled
     }
 
     /// The latest end of a cooldown, for the check against a wrong clock.
     #[must_use]
-    pub fn latest_end(&self) -> Timestamp {
+    pub(crate) fn latest_end(&self) -> Timestamp {
         self.slots.values().map(|slot| slot.cooldown_until).max().unwrap_or_default()
     }
 
     /// A copy that is cheap to take under the lock and is made into a file outside of it.
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
             revision: self.revision,
             pool: Arc::clone(&self.pool),
@@ -311,7 +331,7 @@ impl Scheduler {
 
     /// The key with which the next request starts.
     #[must_use]
-    pub fn current_key(&self, now: Timestamp) -> KeyIndex {
+    pub(crate) fn current_key(&self, now: Timestamp) -> KeyIndex {
         let mut walk = self.walk(Wanted::Pool, None);
         let first = walk.find(|slot| self.is_available(slot, now));
         first.map_or(KeyIndex(self.key_cursor.at), |slot| slot.key)

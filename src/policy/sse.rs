@@ -9,7 +9,7 @@
 /// Comments, events without data and pings are keep-alives: they are passed over, because an
 /// error may still follow them.
 #[must_use]
-pub fn first_event(bytes: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn first_event(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut rest = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     while let Some((event, after)) = split_event(rest) {
         if let Some(data) = payload(event) {
@@ -22,7 +22,7 @@ pub fn first_event(bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// The payload of the first event of a finished body, where the last blank line may be missing.
 #[must_use]
-pub fn first_payload(body: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn first_payload(body: &[u8]) -> Option<Vec<u8>> {
     first_event(body).or_else(|| first_event(&[body, b"\n\n"].concat()))
 }
 

@@ -14,24 +14,24 @@ use crate::clock::Timestamp;
 const VERSION: u32 = 1;
 
 /// The runtime record that holds the key with which the next request starts.
-pub const KEY_CURSOR: &str = "key_cursor";
+pub(crate) const KEY_CURSOR: &str = "key_cursor";
 
 /// The runtime record that holds the model with which a key's next request starts.
 #[must_use]
-pub fn model_cursor_name(key_hash: &str) -> String {
+pub(crate) fn model_cursor_name(key_hash: &str) -> String {
     format!("model_cursor:{key_hash}")
 }
 
 /// The name of a slot's record.
 #[must_use]
-pub fn slot_name(key_hash: &str, model_id: &str) -> String {
+pub(crate) fn slot_name(key_hash: &str, model_id: &str) -> String {
     format!("{key_hash}:{model_id}")
 }
 
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct StateFile {
+pub(crate) struct StateFile {
     version: u32,
     /// One record a slot, by [`slot_name`].
     pub model_state: BTreeMap<String, SlotRecord>,
@@ -45,7 +45,7 @@ pub struct StateFile {
 /// What is known of one slot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct SlotRecord {
+pub(crate) struct SlotRecord {
     /// SHA-256 of the key, in hex.
     pub key_hash: String,
     /// The model's id.
@@ -68,7 +68,7 @@ pub struct SlotRecord {
 /// A named text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct RuntimeRecord {
+pub(crate) struct RuntimeRecord {
     /// The text.
     pub value: String,
     /// The last change.
@@ -81,7 +81,7 @@ pub struct RuntimeRecord {
 impl SlotRecord {
     /// The record of a slot that nothing has happened to yet.
     #[must_use]
-    pub fn new(key_hash: &str, model_id: &str, now: Timestamp) -> Self {
+    pub(crate) fn new(key_hash: &str, model_id: &str, now: Timestamp) -> Self {
         Self {
             key_hash: key_hash.to_owned(),
             model_id: model_id.to_owned(),
@@ -98,7 +98,7 @@ impl SlotRecord {
 impl RuntimeRecord {
     /// A text that was set `now`.
     #[must_use]
-    pub fn new(value: String, now: Timestamp) -> Self {
+    pub(crate) fn new(value: String, now: Timestamp) -> Self {
         Self { value, updated_at: now, extra: Map::new() }
     }
 }
@@ -119,7 +119,7 @@ impl StateFile {
     ///
     /// # Errors
     /// When the content is no JSON or does not fit version 1; the text says where.
-    pub fn parse(content: &[u8]) -> Result<Self, String> {
+    pub(crate) fn parse(content: &[u8]) -> Result<Self, String> {
         if content.iter().all(u8::is_ascii_whitespace) {
             return Ok(Self::default());
         }
@@ -132,7 +132,7 @@ impl StateFile {
 
     /// The file's content: two blanks of indent and a final newline.
     #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes =
             serde_json::to_vec_pretty(self).expect("a state of texts and numbers serialises");
         bytes.push(b'\n');
@@ -141,7 +141,7 @@ impl StateFile {
 
     /// The newest change that the file knows of: a clock behind it is wrong.
     #[must_use]
-    pub fn newest_change(&self) -> Timestamp {
+    pub(crate) fn newest_change(&self) -> Timestamp {
         let slots = self.model_state.values().map(|record| record.updated_at);
         let runtime = self.runtime_state.values().map(|record| record.updated_at);
         slots.chain(runtime).max().unwrap_or_default()

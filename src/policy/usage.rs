@@ -15,7 +15,7 @@ const NAME: &[u8] = b"\"usage\"";
 
 /// What was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Tokens that went in.
     pub input: u64,
     /// Tokens that came out.
@@ -26,14 +26,14 @@ pub struct Usage {
 
 /// Watches an answer go by. It keeps its first 8 KiB and its last 32 KiB, or a little more.
 #[derive(Debug, Default)]
-pub struct UsageScan {
+pub(crate) struct UsageScan {
     head: Vec<u8>,
     tail: Vec<u8>,
 }
 
 impl UsageScan {
     /// The next bytes of the answer.
-    pub fn see(&mut self, bytes: &[u8]) {
+    pub(crate) fn see(&mut self, bytes: &[u8]) {
         let wanted = HEAD.saturating_sub(self.head.len()).min(bytes.len());
         self.head.extend_from_slice(&bytes[..wanted]);
         if bytes.len() >= TAIL {
@@ -50,7 +50,7 @@ impl UsageScan {
 
     /// What the answer said, if it said it.
     #[must_use]
-    pub fn usage(&self) -> Option<Usage> {
+    pub(crate) fn usage(&self) -> Option<Usage> {
         let first = memchr::memmem::find_iter(&self.head, NAME);
         let first = first.filter_map(|at| Told::at(&self.head, at)).next();
         let last = memchr::memmem::rfind_iter(&self.tail, NAME);

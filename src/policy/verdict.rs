@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::sse;
 
 /// How much of an error body is looked at, in bytes.
-pub const MAX_ERROR_PREFIX: usize = 64 * 1024;
+pub(crate) const MAX_ERROR_PREFIX: usize = 64 * 1024;
 
 /// The error code of DashScope for a used up free quota, at 403 in every capture.
 const FREE_TIER_ONLY: [&str; 1] = ["AllocationQuota.FreeTierOnly"];
@@ -107,7 +107,7 @@ impl Verdict {
 
 /// A verdict with what upstream said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judgement {
+pub(crate) struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
     /// Upstream's error code, if it gave one.
@@ -119,7 +119,7 @@ pub struct Judgement {
 impl Judgement {
     /// A success, of which nothing more is known.
     #[must_use]
-    pub fn success() -> Self {
+    pub(crate) fn success() -> Self {
         Self { verdict: Verdict::Success, code: None, message: None }
     }
 
@@ -130,7 +130,7 @@ impl Judgement {
 
 /// What is judged: an answer that is not a success.
 #[derive(Clone, Copy, Debug)]
-pub struct Failure<'a> {
+pub(crate) struct Failure<'a> {
     /// The HTTP status.
     pub status: u16,
     /// `Retry-After` in seconds, if upstream sent it.
@@ -146,7 +146,7 @@ pub struct Failure<'a> {
 /// The content type is no guide: DashScope frames errors as events under `application/json`,
 /// and the other way round (facts, section 2.2). So it is JSON first, then the first event.
 #[must_use]
-pub fn classify(failure: Failure<'_>) -> Judgement {
+pub(crate) fn classify(failure: Failure<'_>) -> Judgement {
     if (200..300).contains(&failure.status) {
         return Judgement::success();
     }
@@ -192,7 +192,7 @@ fn throttle_rest(retry_after: Option<u64>) -> Duration {
 /// Judges a success by the first event of its stream. Its answer text is never looked at:
 /// people ask models about DashScope errors.
 #[must_use]
-pub fn classify_first_event(payload: &[u8]) -> Judgement {
+pub(crate) fn classify_first_event(payload: &[u8]) -> Judgement {
     match Fault::of_json(payload) {
         Some(fault) if fault.has_code(&FREE_TIER_ONLY) || fault.speaks_of_free_quota() => {
             Judgement::of(Verdict::QuotaExhausted, fault)

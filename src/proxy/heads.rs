@@ -47,7 +47,7 @@ impl Proxy {
 
     /// The whole answer that tells a client of an error.
     #[must_use]
-    pub fn error_answer(&self, error: &ProxyError, protocol: Protocol) -> (Head, Vec<u8>) {
+    pub(crate) fn error_answer(&self, error: &ProxyError, protocol: Protocol) -> (Head, Vec<u8>) {
         let (mut head, body) = self.json_answer(error.status(), &error.body(protocol));
         for (name, value) in error.headers() {
             head.headers.insert(name, text_value(&value));
@@ -56,7 +56,7 @@ impl Proxy {
     }
 
     /// A whole answer of our own.
-    pub fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
+    pub(crate) fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
         let body = value.to_string().into_bytes();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -67,7 +67,7 @@ impl Proxy {
 
     /// CORS, on every answer of an API path: a browser hides even an error from its script
     /// without it.
-    pub fn allow_origin(&self, headers: &mut HeaderMap) {
+    pub(crate) fn allow_origin(&self, headers: &mut HeaderMap) {
         if let Some(origin) = &self.config.cors_origin {
             headers.insert("access-control-allow-origin", text_value(origin));
             let exposed = HeaderValue::from_static(EXPOSED_HEADERS);
@@ -76,7 +76,7 @@ impl Proxy {
     }
 
     /// Takes CORS away again, from an answer that is only for pages of our own origin.
-    pub fn hide_from_origins(&self, headers: &mut HeaderMap) {
+    pub(crate) fn hide_from_origins(&self, headers: &mut HeaderMap) {
         headers.remove("access-control-allow-origin");
         headers.remove("access-control-expose-headers");
     }

@@ -21,7 +21,7 @@ const INHERITED: &str = "a socket handed over by systemd";
 
 /// The socket that clients connect to. Dropping the last share of it closes it.
 #[derive(Debug)]
-pub struct Listening {
+pub(crate) struct Listening {
     listener: Mutex<Option<TcpListener>>,
     address: SocketAddr,
     /// It belongs to systemd as well, and lives on when this process ends.
@@ -34,7 +34,7 @@ pub struct Listening {
 ///
 /// # Errors
 /// When the name is unknown or the address cannot be had.
-pub fn bind(host: &str, port: u16, send_limit: Duration) -> Result<Listening, StartupError> {
+pub(crate) fn bind(host: &str, port: u16, send_limit: Duration) -> Result<Listening, StartupError> {
     let inherited = sd_notify::listen_fds().ok().and_then(|mut fds| fds.next());
     if let Some(fd) = inherited {
         let failed = |error: io::Error| {
@@ -73,7 +73,7 @@ impl Listening {
 
     /// Where clients connect.
     #[must_use]
-    pub fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::clock;
 
 /// Says whether the client that waits for this call has left.
-pub type ClientWatch = Box<dyn Fn() -> bool>;
+pub(crate) type ClientWatch = Box<dyn Fn() -> bool>;
 
 /// How far a call got. A request may be repeated only while upstream cannot have worked on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ pub(super) enum Stage {
 
 /// What a new connection, and the request on it, needs done in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// The host's addresses.
     #[default]
     Dns,
@@ -45,7 +45,7 @@ pub enum Step {
 impl Step {
     /// Its name for people.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dns => "DNS",
             Self::OutboundProxy => "outbound proxy",
@@ -126,10 +126,10 @@ pub(super) fn pause_at(at: Option<Instant>) {
 
 /// For how long `watch` is asked during this thread's waits: until it is dropped.
 #[must_use]
-pub struct Watching(());
+pub(crate) struct Watching(());
 
 /// From now on this thread's waits ask between slices whether the client is still there.
-pub fn watch_client(watch: ClientWatch) -> Watching {
+pub(crate) fn watch_client(watch: ClientWatch) -> Watching {
     with(|exchange| exchange.watch = Some(watch));
     Watching(())
 }

@@ -21,7 +21,7 @@ const FRESH_FOR: Duration = Duration::from_secs(60);
 /// Remembers what `inner` answered. An answer that is no longer fresh is still used, while a
 /// thread asks again: a resolver that fails takes no service down.
 #[derive(Debug)]
-pub struct CachingResolver<R> {
+pub(crate) struct CachingResolver<R> {
     inner: Arc<R>,
     known: Arc<Mutex<HashMap<String, Known>>>,
 }
@@ -36,7 +36,7 @@ struct Known {
 impl<R: Resolver> CachingResolver<R> {
     /// A resolver with an empty memory.
     #[must_use]
-    pub fn new(inner: R) -> Self {
+    pub(crate) fn new(inner: R) -> Self {
         Self { inner: Arc::new(inner), known: Arc::default() }
     }
 

@@ -5,7 +5,7 @@ use crate::policy::pool::KeyIndex;
 
 /// What a request asks for.
 #[derive(Debug)]
-pub struct Ask<'a> {
+pub(crate) struct Ask<'a> {
     /// What it has tried already.
     pub tried: &'a Tried,
     /// Whose model it gets.
@@ -22,7 +22,7 @@ pub struct Ask<'a> {
 
 /// Whose model a request gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted<'a> {
+pub(crate) enum Wanted<'a> {
     /// Any of the pool's.
     Pool,
     /// This one and no other; only keys rotate.
@@ -31,19 +31,19 @@ pub enum Wanted<'a> {
 
 /// What a request has tried: it never gets the same twice.
 #[derive(Clone, Debug, Default)]
-pub struct Tried {
+pub(crate) struct Tried {
     slots: Vec<Slot>,
     keys: Vec<KeyIndex>,
 }
 
 impl Tried {
     /// This slot was tried.
-    pub fn add(&mut self, slot: Slot) {
+    pub(crate) fn add(&mut self, slot: Slot) {
         self.slots.push(slot);
     }
 
     /// Nothing of this key is worth trying.
-    pub fn add_key(&mut self, key: KeyIndex) {
+    pub(crate) fn add_key(&mut self, key: KeyIndex) {
         self.keys.push(key);
     }
 
@@ -54,7 +54,7 @@ impl Tried {
 
 /// What a request that asks for a slot gets.
 #[derive(Debug)]
-pub enum Next {
+pub(crate) enum Next {
     /// Try this one.
     Slot(Pick),
     /// Nothing is available to anybody.

@@ -16,7 +16,7 @@ const MANUAL: &str = "manual";
 
 /// A part of the pool: `None` = every.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Scope {
+pub(crate) struct Scope {
     /// The key.
     pub key: Option<KeyIndex>,
     /// The model.
@@ -26,7 +26,7 @@ pub struct Scope {
 impl Scope {
     /// Whether this is part of it.
     #[must_use]
-    pub fn covers(&self, slot: &Slot) -> bool {
+    pub(crate) fn covers(&self, slot: &Slot) -> bool {
         self.key.is_none_or(|key| key == slot.key)
             && self.model.as_ref().is_none_or(|model| *model == slot.model)
     }
@@ -76,7 +76,7 @@ impl Disabled {
 impl Scheduler {
     /// Ends cooldowns, forgets their errors and lifts benches. An exhaustion of an attempt that
     /// began before is counted and does not cool again. Returns the slots that cooled.
-    pub fn reset(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
+    pub(crate) fn reset(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
         let tick = self.advance();
         let mut changed = Vec::new();
         for (slot, state) in self.slots.iter_mut().filter(|(slot, _)| scope.covers(slot)) {
@@ -97,7 +97,7 @@ impl Scheduler {
     }
 
     /// Switches a part of the pool off. Returns the slots for which that is news.
-    pub fn disable(&mut self, scope: Scope, now: Timestamp) -> Vec<Slot> {
+    pub(crate) fn disable(&mut self, scope: Scope, now: Timestamp) -> Vec<Slot> {
         let changed =
             self.pool.slots().filter(|slot| scope.covers(slot) && !self.is_disabled(slot));
         let changed = changed.collect();
@@ -109,7 +109,7 @@ impl Scheduler {
 
     /// Switches a part of the pool on again, and nothing else. Returns the slots for which that is
     /// news.
-    pub fn enable(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
+    pub(crate) fn enable(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
         let off: Vec<Slot> = self.pool.slots().filter(|slot| self.is_disabled(slot)).collect();
         let (on, still_off): (Vec<Slot>, Vec<Slot>) =
             off.into_iter().partition(|slot| scope.covers(slot));
@@ -129,7 +129,7 @@ impl Scheduler {
 
     /// Whether a slot is switched off.
     #[must_use]
-    pub fn is_disabled(&self, slot: &Slot) -> bool {
+    pub(crate) fn is_disabled(&self, slot: &Slot) -> bool {
         self.disabled.covers(slot)
     }
 }

@@ -60,7 +60,7 @@ impl Pins {
 impl Scheduler {
     /// Remembers which key made these identifiers. With one key there is nothing to remember.
     /// Says whether there is something to write.
-    pub fn pin(&mut self, ids: Vec<String>, key: KeyIndex, now: Timestamp) -> bool {
+    pub(crate) fn pin(&mut self, ids: Vec<String>, key: KeyIndex, now: Timestamp) -> bool {
         if ids.is_empty() || self.pool.key_count() < 2 {
             return false;
         }
@@ -73,7 +73,7 @@ impl Scheduler {
 
     /// The key that made this identifier, if it is remembered and still configured.
     #[must_use]
-    pub fn pinned_key(&self, id: &str, now: Timestamp) -> Option<KeyIndex> {
+    pub(crate) fn pinned_key(&self, id: &str, now: Timestamp) -> Option<KeyIndex> {
         let pin = self.pins.0.get(id).filter(|pin| now.since(pin.since) <= REMEMBERED_FOR)?;
         self.pool.key_with_hash(&pin.key_hash)
     }

@@ -67,7 +67,7 @@ impl Cursor {
 
 /// The scheduler's state at one revision.
 #[derive(Debug)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     /// The revision that this is.
     pub revision: u64,
     pub(super) pool: Arc<Pool>,
@@ -83,7 +83,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// The state file at this revision.
     #[must_use]
-    pub fn to_file(&self) -> StateFile {
+    pub(crate) fn to_file(&self) -> StateFile {
         let mut file = StateFile::clone(&self.base);
         for (slot, state) in &self.slots {
             let (key_hash, model) = (self.pool.key_hash(slot.key), &*slot.model);

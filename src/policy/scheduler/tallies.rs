@@ -13,7 +13,7 @@ const PREFIX: &str = "usage:";
 /// What one slot has served. The text of its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// Answers.
     pub requests: u64,
     /// Answers that did not say what they used.
@@ -59,7 +59,7 @@ impl Scheduler {
     /// An answer of this slot has ended; `usage` is what it said of itself. Only slots that have
     /// a record are counted: others are not ours to know. Says whether there is something to
     /// write.
-    pub fn count(&mut self, slot: &Slot, usage: Option<Usage>, now: Timestamp) -> bool {
+    pub(crate) fn count(&mut self, slot: &Slot, usage: Option<Usage>, now: Timestamp) -> bool {
         if !self.slots.contains_key(slot) {
             return false;
         }
@@ -80,7 +80,7 @@ impl Scheduler {
 
     /// What a slot has served.
     #[must_use]
-    pub fn tally(&self, slot: &Slot) -> Tally {
+    pub(crate) fn tally(&self, slot: &Slot) -> Tally {
         self.tallies.0.get(slot).map(|(tally, _)| *tally).unwrap_or_default()
     }
 }

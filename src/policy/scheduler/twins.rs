@@ -11,7 +11,7 @@ const TWIN_MODELS: usize = 2;
 impl Scheduler {
     /// Keys that look like one account.
     #[must_use]
-    pub fn twins(&self) -> &[(KeyIndex, KeyIndex)] {
+    pub(crate) fn twins(&self) -> &[(KeyIndex, KeyIndex)] {
         &self.twins
     }
 

@@ -7,7 +7,7 @@ use super::{Moment, Scheduler, Slot, Timestamp, Verdict};
 
 /// How a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub(crate) enum Standing {
     /// A request may use it now.
     Available,
     /// It rests for this long: tried last, never refused.
@@ -20,7 +20,7 @@ pub enum Standing {
 
 /// One slot as the status page shows it.
 #[derive(Debug)]
-pub struct SlotView<'a> {
+pub(crate) struct SlotView<'a> {
     /// The slot.
     pub slot: Slot,
     /// How it stands.
@@ -46,7 +46,7 @@ pub struct SlotView<'a> {
 impl SlotView<'_> {
     /// Whether a request may use it now.
     #[must_use]
-    pub fn is_available(&self) -> bool {
+    pub(crate) fn is_available(&self) -> bool {
         matches!(self.standing, Standing::Available | Standing::Benched(_))
     }
 }
@@ -54,7 +54,7 @@ impl SlotView<'_> {
 impl Scheduler {
     /// Every slot as a person may see it.
     #[must_use]
-    pub fn view(&self, moment: Moment) -> Vec<SlotView<'_>> {
+    pub(crate) fn view(&self, moment: Moment) -> Vec<SlotView<'_>> {
         let now = moment.calendar;
         let current_key = self.current_key(now);
         let starts: Vec<usize> = self
