@@ -5,10 +5,10 @@
 //! whether it may be repeated.
 
 mod exchange;
+mod failure;
 mod resolver;
 mod transport;
 
-use std::error::Error as _;
 use std::fmt;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use crate::config::{AuthMode, Config, ConfigError, OutboundProxy, Problem};
 use crate::error::StartupError;
 use crate::policy::body::Edited;
 use crate::secret::Secret;
-use exchange::Stage;
 pub(crate) use exchange::{ClientWatch, Step, watch_client};
+pub(crate) use failure::{CallError, FailureKind};
 pub(crate) use resolver::CachingResolver;
 
 /// An answer's head may be this long, in bytes; DashScope's are about 1 KB.
@@ -84,19 +84,6 @@ pub(crate) struct AnswerBody {
     reader: Box<dyn Read>,
 }
 
-/// Why there is no answer, or no rest of one.
-#[derive(Debug)]
-pub(crate) struct CallError {
-    /// What it was, in words, without addresses of ours or secrets.
-    pub cause: String,
-    /// What kind of failure it was.
-    pub kind: FailureKind,
-    /// What failed.
-    pub step: Step,
-    /// Whether upstream cannot have worked on the request, so that it may be sent once more.
-    pub repeatable: bool,
-}
-
 /// Which connection a call goes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
@@ -105,19 +92,6 @@ pub(crate) enum Over {
     /// A new one. What lies in the pool for the same host is closed: it is as old as the one that
     /// just turned out to be dead.
     Fresh,
-}
-
-/// The kinds of failure that are told apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FailureKind {
-    /// A limit ran out.
-    TimedOut,
-    /// The client left, and the call was given up.
-    ClientLeft,
-    /// We interrupted it, because the process ends.
-    Stopping,
-    /// Everything else: DNS, connect, TLS, reset.
-    Broken,
 }
 
 impl Upstream {
@@ -271,43 +245,6 @@ impl AnswerBody {
     }
 }
 
-impl CallError {
-    fn broken(cause: String) -> Self {
-        Self { cause, kind: FailureKind::Broken, step: Step::Answer, repeatable: false }
-    }
-
-    /// The client left while no call was in flight.
-    #[must_use]
-    pub(crate) fn client_left() -> Self {
-        Self {
-            cause: "the client left".to_owned(),
-            kind: FailureKind::ClientLeft,
-            step: Step::Answer,
-            repeatable: false,
-        }
-    }
-
-    fn of(error: &ureq::Error) -> Self {
-        let (stage, reused) = exchange::progress();
-        let kind = match error {
-            _ if exchange::ended_by_client() => FailureKind::ClientLeft,
-            ureq::Error::Timeout(_) => FailureKind::TimedOut,
-            _ => FailureKind::Broken,
-        };
-        let unprocessed = match stage {
-            Stage::Connecting | Stage::Sending => true,
-            Stage::Waiting => reused,
-            Stage::Receiving => false,
-        };
-        Self {
-            cause: in_words(error, stage),
-            kind,
-            step: exchange::failing_step(),
-            repeatable: kind == FailureKind::Broken && unprocessed,
-        }
-    }
-}
-
 fn request<B>(
     method: &str,
     url: &str,
@@ -326,42 +263,6 @@ fn request<B>(
 impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("status", &self.status).finish_non_exhaustive()
-    }
-}
-
-/// What went wrong and when, without a URL (its host may be a workspace id).
-fn in_words(error: &ureq::Error, stage: Stage) -> String {
-    let when = match stage {
-        Stage::Connecting => "while connecting",
-        Stage::Sending => "while sending the request",
-        Stage::Waiting => "before its answer",
-        Stage::Receiving => "during its answer",
-    };
-    let what = match error {
-        ureq::Error::HostNotFound => "the host name is not known".to_owned(),
-        ureq::Error::Timeout(Timeout::Resolve) => "name resolution took too long".to_owned(),
-        ureq::Error::Timeout(Timeout::Connect) => "connecting took too long".to_owned(),
-        ureq::Error::Timeout(Timeout::RecvBody) => "it stayed silent for too long".to_owned(),
-        ureq::Error::Timeout(_) => "it took too long".to_owned(),
-        ureq::Error::Rustls(error) => format!("TLS: {error}"),
-        ureq::Error::ConnectProxyFailed(status) => format!("the outbound proxy refused: {status}"),
-        ureq::Error::Io(error) => io_in_words(error),
-        ureq::Error::Other(error) => error.to_string(),
-        error => error.to_string(),
-    };
-    format!("{what} {when}")
-}
-
-fn io_in_words(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::ConnectionRefused => "the connection was refused".to_owned(),
-        io::ErrorKind::ConnectionReset => "the connection was reset".to_owned(),
-        io::ErrorKind::UnexpectedEof => "the connection was closed".to_owned(),
-        io::ErrorKind::BrokenPipe => "the connection was closed".to_owned(),
-        _ => match error.source() {
-            Some(source) => source.to_string(),
-            None => error.to_string(),
-        },
     }
 }
 

@@ -1,0 +1,107 @@
+//! Why a call failed: its kind, how far it got, and the words for it.
+
+use std::error::Error as _;
+use std::io;
+
+use ureq::Timeout;
+
+use super::exchange::{self, Stage, Step};
+
+/// Why there is no answer, or no rest of one.
+#[derive(Debug)]
+pub(crate) struct CallError {
+    /// What it was, in words, without addresses of ours or secrets.
+    pub cause: String,
+    /// What kind of failure it was.
+    pub kind: FailureKind,
+    /// What failed.
+    pub step: Step,
+    /// Whether upstream cannot have worked on the request, so that it may be sent once more.
+    pub repeatable: bool,
+}
+
+/// The kinds of failure that are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailureKind {
+    /// A limit ran out.
+    TimedOut,
+    /// The client left, and the call was given up.
+    ClientLeft,
+    /// We interrupted it, because the process ends.
+    Stopping,
+    /// Everything else: DNS, connect, TLS, reset.
+    Broken,
+}
+
+impl CallError {
+    pub(super) fn broken(cause: String) -> Self {
+        Self { cause, kind: FailureKind::Broken, step: Step::Answer, repeatable: false }
+    }
+
+    /// The client left while no call was in flight.
+    #[must_use]
+    pub(crate) fn client_left() -> Self {
+        Self {
+            cause: "the client left".to_owned(),
+            kind: FailureKind::ClientLeft,
+            step: Step::Answer,
+            repeatable: false,
+        }
+    }
+
+    pub(super) fn of(error: &ureq::Error) -> Self {
+        let (stage, reused) = exchange::progress();
+        let kind = match error {
+            _ if exchange::ended_by_client() => FailureKind::ClientLeft,
+            ureq::Error::Timeout(_) => FailureKind::TimedOut,
+            _ => FailureKind::Broken,
+        };
+        let unprocessed = match stage {
+            Stage::Connecting | Stage::Sending => true,
+            Stage::Waiting => reused,
+            Stage::Receiving => false,
+        };
+        Self {
+            cause: in_words(error, stage),
+            kind,
+            step: exchange::failing_step(),
+            repeatable: kind == FailureKind::Broken && unprocessed,
+        }
+    }
+}
+
+/// What went wrong and when, without a URL (its host may be a workspace id).
+fn in_words(error: &ureq::Error, stage: Stage) -> String {
+    let when = match stage {
+        Stage::Connecting => "while connecting",
+        Stage::Sending => "while sending the request",
+        Stage::Waiting => "before its answer",
+        Stage::Receiving => "during its answer",
+    };
+    let what = match error {
+        ureq::Error::HostNotFound => "the host name is not known".to_owned(),
+        ureq::Error::Timeout(Timeout::Resolve) => "name resolution took too long".to_owned(),
+        ureq::Error::Timeout(Timeout::Connect) => "connecting took too long".to_owned(),
+        ureq::Error::Timeout(Timeout::RecvBody) => "it stayed silent for too long".to_owned(),
+        ureq::Error::Timeout(_) => "it took too long".to_owned(),
+        ureq::Error::Rustls(error) => format!("TLS: {error}"),
+        ureq::Error::ConnectProxyFailed(status) => format!("the outbound proxy refused: {status}"),
+        ureq::Error::Io(error) => io_in_words(error),
+        ureq::Error::Other(error) => error.to_string(),
+        error => error.to_string(),
+    };
+    format!("{what} {when}")
+}
+
+fn io_in_words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "the connection was refused".to_owned(),
+        io::ErrorKind::ConnectionReset => "the connection was reset".to_owned(),
+        io::ErrorKind::UnexpectedEof => "the connection was closed".to_owned(),
+        io::ErrorKind::BrokenPipe => "the connection was closed".to_owned(),
+        _ => match error.source() {
+            Some(source) => source.to_string(),
+            None => error.to_string(),
+        },
+    }
+}
