@@ -67,3 +67,7 @@ mod server;
 mod store;
 mod supervisor;
 mod upstream;
+
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;

@@ -63,6 +63,16 @@ impl Environment {
         Self { values: pairs.into_iter().collect(), ..Self::default() }
     }
 
+    /// What [`Environment::read`] makes of a file with these bytes and an empty environment.
+    #[cfg(fuzzing)]
+    pub(crate) fn of_file(bytes: &[u8]) -> Result<Self, String> {
+        let mut environment = Self::default();
+        environment.take_file(".env", dotenv::parse(dotenv::decode(bytes)?));
+        // It would be opened.
+        environment.values.remove("UPSTREAM_CA_FILE");
+        Ok(environment)
+    }
+
     /// The value of a variable without the blanks around it. A blank one counts as unset.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {

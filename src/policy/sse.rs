@@ -66,7 +66,7 @@ fn payload(event: &[u8]) -> Option<Vec<u8>> {
                 }
                 None => data = Some(value.to_vec()),
             },
-            (b"event", b"ping") => is_ping = true,
+            (b"event", name) => is_ping = name == b"ping",
             _ => {}
         }
     }
@@ -111,6 +111,12 @@ mod tests {
         assert_eq!(first(": hello\n\nid:7\n\ndata: x\n\n").as_deref(), Some("x"));
         assert_eq!(first("event:ping\ndata:{\"type\":\"ping\"}\n\n"), None);
         assert_eq!(first("event:ping\ndata:{}\n\ndata:x\n\n").as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn of_two_names_of_an_event_the_last_counts() {
+        assert_eq!(first("event:ping\nevent:error\ndata:x\n\n").as_deref(), Some("x"));
+        assert_eq!(first("event:error\nevent:ping\ndata:x\n\n"), None);
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(crate) struct Usage {
     pub images: u64,
 }
 
-/// Watches an answer go by. It keeps its first 8 KiB and its last 32 KiB, or a little more.
+/// Watches an answer go by. It keeps its first 8 KiB and at least its last 32, at most twice them.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
     head: Vec<u8>,
@@ -48,13 +48,21 @@ impl UsageScan {
         }
     }
 
+    /// How much is kept right now, in bytes.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn kept(&self) -> usize {
+        self.head.len() + self.tail.len()
+    }
+
     /// What the answer said, if it said it.
     #[must_use]
     pub(crate) fn usage(&self) -> Option<Usage> {
         let first = memchr::memmem::find_iter(&self.head, NAME);
         let first = first.filter_map(|at| Told::at(&self.head, at)).next();
-        let last = memchr::memmem::rfind_iter(&self.tail, NAME);
-        let last = last.filter_map(|at| Told::at(&self.tail, at)).next();
+        // More may be kept, by how the answer was cut: that must not change what is found.
+        let tail = &self.tail[self.tail.len().saturating_sub(TAIL)..];
+        let last = memchr::memmem::rfind_iter(tail, NAME);
+        let last = last.filter_map(|at| Told::at(tail, at)).next();
         let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
         let input = last.input().or(first.input());
         let output = last.output().or(first.output());
@@ -89,14 +97,15 @@ impl Told {
     /// The object behind the name that stands at `at`; `None` for null, and for one that is cut.
     fn at(bytes: &[u8], at: usize) -> Option<Self> {
         let value = bytes[at + NAME.len()..].trim_ascii_start().strip_prefix(b":")?;
-        let mut values = serde_json::Deserializer::from_slice(value).into_iter::<Option<Self>>();
-        values.next()?.ok()?
+        // From an array serde would read the members in their order.
+        let object = Some(value.trim_ascii_start()).filter(|value| value.starts_with(b"{"))?;
+        serde_json::Deserializer::from_slice(object).into_iter().next()?.ok()
     }
 
     /// Anthropic counts what comes from its cache apart.
     fn input(&self) -> Option<u64> {
-        let created = self.cache_creation_input_tokens.unwrap_or(0);
-        let cached = created.saturating_add(self.cache_read_input_tokens.unwrap_or(0));
+        let cached = [self.cache_creation_input_tokens, self.cache_read_input_tokens];
+        let cached = cached.into_iter().flatten().fold(0, u64::saturating_add);
         self.prompt_tokens.or(self.input_tokens.map(|tokens| tokens.saturating_add(cached)))
     }
 
@@ -160,6 +169,7 @@ mod tests {
         assert_eq!(usage("data: {\"usage\":null}\n\ndata: [DONE]\n\n"), None);
         assert_eq!(usage(r#"{"text":"\"usage\":{\"prompt_tokens\":7}"}"#), None);
         assert_eq!(usage(r#"{"usage":{"prompt_tokens":7"#), None);
+        assert_eq!(usage(r#"{"usage":[1,2,3,4,5,6,7,8]}"#), None);
         assert_eq!(usage(""), None);
     }
 
@@ -173,11 +183,29 @@ mod tests {
     }
 
     #[test]
+    fn how_an_answer_is_cut_does_not_change_what_is_found() {
+        for behind in [TAIL - 100, TAIL, TAIL + 1000, 2 * TAIL] {
+            let before = " ".repeat(HEAD);
+            let behind = " ".repeat(behind);
+            usage(&format!(r#"{{{before}"usage":{{"input_tokens":9}}{behind}}}"#));
+        }
+    }
+
+    #[test]
+    fn counts_of_any_size_are_added() {
+        let most = u64::MAX;
+        let text = format!(
+            r#"{{"usage":{{"input_tokens":{most},"cache_read_input_tokens":{most},"cache_creation_input_tokens":1}}}}"#
+        );
+        assert_eq!(usage(&text), Some((most, 0, 0)));
+    }
+
+    #[test]
     fn a_long_answer_is_scanned_in_bounded_memory() {
         let mut scan = UsageScan::default();
         for _ in 0..1000 {
             scan.see(&[b'x'; 10_000]);
-            assert!(scan.head.len() + scan.tail.len() <= HEAD + 3 * TAIL);
+            assert!(scan.kept() <= HEAD + 3 * TAIL);
         }
         scan.see(br#"","usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
         assert_eq!(scan.usage(), Some(Usage { input: 3, output: 4, images: 0 }));

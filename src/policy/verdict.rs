@@ -193,7 +193,7 @@ fn throttle_rest(retry_after: Option<u64>) -> Duration {
 /// people ask models about DashScope errors.
 #[must_use]
 pub(crate) fn classify_first_event(payload: &[u8]) -> Judgement {
-    match Fault::of_json(payload) {
+    match Fault::of_json(payload, false) {
         Some(fault) if fault.has_code(&FREE_TIER_ONLY) || fault.speaks_of_free_quota() => {
             Judgement::of(Verdict::QuotaExhausted, fault)
         }
@@ -263,18 +263,19 @@ impl<'de> Visitor<'de> for Filling<'_> {
 
 impl Fault {
     fn of_body(body: &[u8]) -> Option<Self> {
+        let is_cut = body.len() >= MAX_ERROR_PREFIX;
         let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-        Self::of_json(body).or_else(|| Self::of_json(&sse::first_payload(body)?))
+        Self::of_json(body, is_cut).or_else(|| Self::of_json(&sse::first_payload(body)?, is_cut))
     }
 
-    fn of_json(json: &[u8]) -> Option<Self> {
+    /// `is_cut`: it may go on beyond what is looked at, and then what was read of it counts.
+    fn of_json(json: &[u8], is_cut: bool) -> Option<Self> {
         let mut flat = Envelope::default();
         let mut deserializer = serde_json::Deserializer::from_slice(json);
         let read = Filling(&mut flat).deserialize(&mut deserializer);
         match read.and_then(|()| deserializer.end()) {
             Ok(()) => {}
-            // A body that goes on beyond what is looked at.
-            Err(error) if error.is_eof() && json.len() >= MAX_ERROR_PREFIX => {}
+            Err(error) if error.is_eof() && is_cut => {}
             Err(_) => return None,
         }
         let nested = flat.error.unwrap_or_default();
@@ -425,6 +426,7 @@ mod tests {
             &flat("AllocationQuota", WORDS),
             &flat("AccessDenied.Unpurchased", WORDS),
             r#"{"error":"AllocationQuota.FreeTierOnly"}"#,
+            r#"[null,"AllocationQuota.FreeTierOnly",null,null]"#,
             r#"{"message":"AllocationQuota.FreeTierOnly"}"#,
             r#"{"choices":[{"code":"AllocationQuota.FreeTierOnly"}]}"#,
         ] {
@@ -526,6 +528,10 @@ mod tests {
         assert_eq!(judged(400, &before), Verdict::AccountBlocked);
         let nested = cut(format!(r#"{{"error":{{"code":"Arrearage"}},"padding":"{padding}"}}"#));
         assert_eq!(judged(400, &nested), Verdict::AccountBlocked);
+        for start in ["\u{feff}", "data: ", "id:1\nevent:error\ndata:"] {
+            let framed = cut(format!("{start}{before}"));
+            assert_eq!(judged(400, &framed), Verdict::AccountBlocked, "{start:?}");
+        }
         let behind = cut(format!(r#"{{"padding":"{padding}","code":"Arrearage"}}"#));
         assert_eq!(judged(400, &behind), Verdict::CallerError);
     }
