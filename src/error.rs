@@ -254,7 +254,7 @@ impl fmt::Display for ProxyError {
                 "the request body is compressed ({coding}); send it without content-encoding"
             ),
             Self::TooLarge { limit } => {
-                write!(f, "the request body is larger than {limit} bytes (MAX_BODY_BYTES)")
+                write!(f, "the request body is larger than the {limit} bytes that are allowed here")
             }
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
             Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),

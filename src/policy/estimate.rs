@@ -9,9 +9,17 @@ const PICTURE: u64 = 1500;
 /// What a message costs besides its text: its role and its ends.
 const MESSAGE: u64 = 4;
 
+/// The longest body that is looked into, in bytes. By a name that serde_json keeps for itself a
+/// body can nest deeper than its limit of 128, by the root of its length: so far that a worker's
+/// stack would not do for the largest bodies.
+const LONGEST: usize = 32 << 20;
+
 /// The estimate for the body of an Anthropic request. At least 1.
 #[must_use]
 pub(crate) fn input_tokens(body: &[u8]) -> u64 {
+    if body.len() > LONGEST {
+        return body.len() as u64 / 4;
+    }
     let Ok(request) = serde_json::from_slice::<Value>(body) else { return 1 };
     let parts = ["system", "messages", "tools"].iter().filter_map(|name| request.get(*name));
     let quarters: u64 = parts.map(quarter_tokens).sum();
@@ -44,6 +52,13 @@ mod tests {
 
     fn tokens(body: &str) -> u64 {
         input_tokens(body.as_bytes())
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_looked_into() {
+        let text = "x".repeat(LONGEST);
+        let body = format!(r#"{{"messages":[],"system":"{text}"}}"#);
+        assert_eq!(tokens(&body), body.len() as u64 / 4);
     }
 
     #[test]
