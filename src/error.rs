@@ -258,11 +258,14 @@ impl fmt::Display for ProxyError {
             }
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
             Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),
-            Self::NoSlot { until: Some(until), now, cooling, disabled } => write!(
-                f,
-                "no slot is available: the free quota of {cooling} is used up and {disabled} are switched off; the first is tried again in {}, at {until}",
-                in_words(until.since(*now))
-            ),
+            Self::NoSlot { until: Some(until), now, cooling, disabled } => {
+                write!(f, "no slot is available: the free quota of {cooling} is used up")?;
+                if *disabled > 0 {
+                    write!(f, ", {disabled} are switched off")?;
+                }
+                let wait = in_words(until.since(*now));
+                write!(f, "; the first is tried again in {wait}, at {until}")
+            }
             Self::NoSlot { until: None, disabled, .. } => {
                 write!(f, "no slot is available: all {disabled} are switched off")
             }
