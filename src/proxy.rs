@@ -168,15 +168,20 @@ impl Proxy {
             _ => (None, false),
         };
         let id = id.or_else(|| body.and_then(RequestBody::refers_to));
-        let files = body.map(RequestBody::names_files).unwrap_or_default();
         let now = clock::now();
-        let scheduler = self.scheduler.lock();
-        let key_of = |id: &String| scheduler.pinned_key(id, now);
         if is_pinned || id.is_some() {
-            return id.as_ref().and_then(key_of).or_else(|| Some(scheduler.current_key(now)));
+            let scheduler = self.scheduler.lock();
+            let made_by = id.and_then(|id| scheduler.pinned_key(&id, now));
+            return Some(made_by.unwrap_or_else(|| scheduler.current_key(now)));
         }
-        // A prompt may mention the URL of a file, too: only one that is known counts.
-        files.iter().find_map(key_of)
+        // A prompt may mention the URL of a file, too: only one that is known counts. Where none
+        // is known, no body is looked through.
+        if !self.scheduler.lock().has_pins() {
+            return None;
+        }
+        let files = body.map(RequestBody::names_files)?;
+        let scheduler = self.scheduler.lock();
+        files.iter().find_map(|file| scheduler.pinned_key(file, now))
     }
 
     /// Asks upstream how many tokens a message has. That serves nothing: it neither rotates nor

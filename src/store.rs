@@ -233,9 +233,13 @@ mod tests {
         Arc::new(Mutex::new(Scheduler::new(pool, cooldown, state, Timestamp(1_000))))
     }
 
-    fn spawn_writer(store: &Arc<Store>, scheduler: &Arc<Mutex<Scheduler>>) {
-        let (store, scheduler) = (Arc::clone(store), Arc::clone(scheduler));
-        std::thread::spawn(move || store.run(&scheduler));
+    /// A store with its writer, and a scheduler.
+    fn started(path: &Path) -> (Arc<Store>, Arc<Mutex<Scheduler>>) {
+        let (store, state) = Store::open(path, Timestamp(0)).unwrap();
+        let (store, scheduler) = (Arc::new(store), scheduler(state));
+        let (writer, changed) = (Arc::clone(&store), Arc::clone(&scheduler));
+        std::thread::spawn(move || writer.run(&changed));
+        (store, scheduler)
     }
 
     fn exhaust(scheduler: &Mutex<Scheduler>) {
@@ -258,22 +262,18 @@ mod tests {
     fn a_committed_change_is_in_the_file() {
         let folder = Folder::new();
         let path = folder.path().join("deep/state.json");
-        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
-        let (store, scheduler_1) = (Arc::new(store), scheduler(state));
-        spawn_writer(&store, &scheduler_1);
-        exhaust(&scheduler_1);
-        store.commit(&scheduler_1);
+        let (store, scheduler) = started(&path);
+        exhaust(&scheduler);
+        store.commit(&scheduler);
         let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!(written, scheduler_1.lock().snapshot().to_file());
+        assert_eq!(written, scheduler.lock().snapshot().to_file());
     }
 
     #[test]
     fn parallel_changes_are_all_on_disk_when_their_commit_returns() {
         let folder = Folder::new();
         let path = folder.path().join("state.json");
-        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
-        let (store, scheduler) = (Arc::new(store), scheduler(state));
-        spawn_writer(&store, &scheduler);
+        let (store, scheduler) = started(&path);
         std::thread::scope(|scope| {
             for _ in 0..16 {
                 scope.spawn(|| {
@@ -312,9 +312,7 @@ mod tests {
     fn a_folder_that_vanished_is_made_again() {
         let folder = Folder::new();
         let path = folder.path().join("inner/state.json");
-        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
-        let (store, scheduler) = (Arc::new(store), scheduler(state));
-        spawn_writer(&store, &scheduler);
+        let (store, scheduler) = started(&path);
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         exhaust(&scheduler);
         store.commit(&scheduler);
@@ -325,9 +323,7 @@ mod tests {
     fn a_failed_write_fails_no_request_and_is_made_up_for() {
         let folder = Folder::new();
         let path = folder.path().join("inner/state.json");
-        let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
-        let (store, scheduler) = (Arc::new(store), scheduler(state));
-        spawn_writer(&store, &scheduler);
+        let (store, scheduler) = started(&path);
         // A file where the folder was: nothing can be written there, not even by root.
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path.parent().unwrap(), "in the way").unwrap();

@@ -71,6 +71,12 @@ impl Scheduler {
         true
     }
 
+    /// Whether any identifier is remembered.
+    #[must_use]
+    pub(crate) fn has_pins(&self) -> bool {
+        !self.pins.0.is_empty()
+    }
+
     /// The key that made this identifier, if it is remembered and still configured.
     #[must_use]
     pub(crate) fn pinned_key(&self, id: &str, now: Timestamp) -> Option<KeyIndex> {
