@@ -20,11 +20,11 @@ mod check;
 
 const LONG: &str = "qwen3-coder-plus-2025-09-23-with-a-name-that-is-much-too-long-for-any-table";
 
-fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 

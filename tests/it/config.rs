@@ -2,20 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests panic as tests do")]
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::process::Output;
 
 use dashscope_proxy::standin::{Call, Reply, Shape, StandIn};
 
+use crate::commands::{stderr, stdout};
 use crate::envelope::{CHAT, MESSAGES};
 use crate::harness::{AUTH, PROXY_KEY, Proxy, get, key_hash, post, request, run_to_exit};
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn stdout(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// Every slot of the pool in its order: with all of them exhausted, one request tries each.
 #[track_caller]

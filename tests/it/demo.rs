@@ -4,10 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use nix::sys::signal::Signal;
 
+use crate::envelope::{CHAT, MESSAGES};
 use crate::harness::{Folder, LIMIT, Process, binary, request};
-
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
 
 /// What the demo prints: 2 keys x 3 models, 2 requests each, of which it makes 3 itself.
 const LEFT_BY_THE_DEMO: usize = 2 * 3 * 2 - 3;

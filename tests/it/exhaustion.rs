@@ -7,26 +7,18 @@ use dashscope_proxy::clock;
 use dashscope_proxy::standin::{End, Framing, Part, Reply, Shape, StandIn};
 use serde_json::Value;
 
+use crate::envelope::{CHAT, MESSAGES};
+use crate::failover::{attempts, exhausted, state_text};
 use crate::harness::{AUTH, Answer, LIMIT, Proxy, get, key_hash, post, record};
 
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
 const BODY: &str = r#"{"model":"any","messages":[{"role":"user","content":"hi"}]}"#;
 const STREAMED: &str =
     r#"{"model":"any","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 
 const MONTH_MS: u64 = 2_592_000_000;
 
-fn exhausted() -> Reply {
-    Reply::Exhausted(Shape::Nested)
-}
-
 fn calls_to(standin: &StandIn, slot: &str) -> usize {
     standin.slots().iter().filter(|called| *called == slot).count()
-}
-
-fn attempts(answer: &Answer) -> Option<&str> {
-    answer.header("x-proxy-attempts")
 }
 
 fn served_by(answer: &Answer) -> Option<&str> {
@@ -34,10 +26,6 @@ fn served_by(answer: &Answer) -> Option<&str> {
 }
 
 /// What may not change when nothing is learned.
-fn state_text(proxy: &Proxy<'_>) -> String {
-    std::fs::read_to_string(proxy.state_path()).expect("a state file")
-}
-
 fn assert_nothing_cools(state: &Value) {
     for (name, slot) in state["modelState"].as_object().expect("records") {
         let learned = (&slot["cooldownUntil"], &slot["failureCount"], &slot["lastError"]);

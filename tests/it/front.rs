@@ -25,13 +25,10 @@ use dashscope_proxy::clock;
 use dashscope_proxy::standin::StandIn;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
+use crate::envelope::{CHAT, MESSAGES};
 use crate::harness::{AUTH, Answer, Builder, Client, Cut, LIMIT, Proxy, request};
 
-/// A path that goes upstream, and another one of the other protocol.
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
-
-/// What both of them take.
+/// A body that both paths take.
 const BODY: &[u8] = br#"{"model":"any","messages":[{"role":"user","content":"hi"}]}"#;
 
 /// A wrong key.

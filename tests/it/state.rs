@@ -10,12 +10,13 @@ use std::thread;
 use std::time::Duration;
 
 use dashscope_proxy::clock;
-use dashscope_proxy::standin::{Reply, Shape, StandIn};
+use dashscope_proxy::standin::{Reply, StandIn};
 use serde_json::Value;
 
+use crate::envelope::CHAT;
+use crate::failover::exhausted;
 use crate::harness::{AUTH, Answer, Folder, LIMIT, Proxy, get, key_hash, post, record};
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"any","messages":[]}"#;
 
 /// The hash of `k1`, from `sha256sum`.
@@ -78,10 +79,6 @@ const ORIGINAL: &str = r#"{
   },
   "laterField": { "kept": [1, 2.50, null] }
 }"#;
-
-fn exhausted() -> Reply {
-    Reply::Exhausted(Shape::Nested)
-}
 
 fn read(path: &Path) -> Value {
     let text = fs::read_to_string(path).expect("a state file");

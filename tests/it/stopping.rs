@@ -6,9 +6,9 @@ use dashscope_proxy::clock;
 use dashscope_proxy::standin::{End, Gate, Reply, Shape, StandIn};
 use nix::sys::signal::Signal;
 
+use crate::envelope::CHAT;
 use crate::harness::{AUTH, Client, How, LIMIT, Proxy, post, record};
 
-const CHAT: &str = "/v1/chat/completions";
 const BODY: &[u8] = br#"{"model":"any","messages":[]}"#;
 const STREAMED: &[u8] = br#"{"model":"any","stream":true,"messages":[]}"#;
 const FIRST: &[u8] = b"data: 1\n\n";

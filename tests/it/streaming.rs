@@ -7,10 +7,9 @@ use dashscope_proxy::clock;
 use dashscope_proxy::standin::{End, Framing, Gate, Part, Reply, StandIn};
 use serde_json::Value;
 
+use crate::envelope::{CHAT, MESSAGES};
 use crate::harness::{AUTH, Client, How, LIMIT, PROXY_KEY, Proxy, post, record};
 
-const CHAT: &str = "/v1/chat/completions";
-const MESSAGES: &str = "/v1/messages";
 const BODY: &[u8] = br#"{"model":"any","messages":[]}"#;
 const STREAMED: &[u8] = br#"{"model":"any","stream":true,"messages":[]}"#;
 
