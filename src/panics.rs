@@ -28,6 +28,13 @@ pub struct Alarm(Sender<Event>);
 /// Set when a thread without a name panics: the library's accept thread may be gone.
 static LIBRARY_PANICKED: AtomicBool = AtomicBool::new(false);
 
+/// Set when it panics because there was no thread to start: only the accept thread starts any.
+static ACCEPT_PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// How std's text of that panic begins. Should it ever change, the accept thread is found dead
+/// by knocking, which takes seconds.
+const NO_THREAD: &str = "failed to spawn thread";
+
 /// From now on panics are logged, by thread and place; their text may hold a client's and is not.
 pub fn watch() {
     panic::set_hook(Box::new(|info| {
@@ -35,7 +42,10 @@ pub fn watch() {
         match thread::current().name() {
             Some(name) => error!("panic thread={name} at={place}"),
             None => {
-                debug!("panic thread=library at={place}");
+                let is_accept =
+                    info.payload_as_str().is_some_and(|text| text.starts_with(NO_THREAD));
+                debug!("panic thread=library at={place} accept={is_accept}");
+                ACCEPT_PANICKED.fetch_or(is_accept, Ordering::Relaxed);
                 LIBRARY_PANICKED.store(true, Ordering::Relaxed);
             }
         }
@@ -45,6 +55,11 @@ pub fn watch() {
 /// Whether a thread of the library has panicked since this was last asked.
 pub(crate) fn library_panicked() -> bool {
     LIBRARY_PANICKED.swap(false, Ordering::Relaxed)
+}
+
+/// Whether the library's accept thread has panicked for sure since this was last asked.
+pub(crate) fn accept_panicked() -> bool {
+    ACCEPT_PANICKED.swap(false, Ordering::Relaxed)
 }
 
 impl Alarm {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use log::{error, info, warn};
+use log::{Level, error, info, log};
 use parking_lot::Mutex;
 use tiny_http::Server;
 
@@ -109,7 +109,7 @@ impl Gate {
         if front.is_draining() {
             return;
         }
-        if self.is_dead.swap(false, Ordering::Relaxed) {
+        if self.is_dead.swap(false, Ordering::Relaxed) | panics::accept_panicked() {
             return self.replace(front, &mut state, peers);
         }
         if !suspected {
@@ -130,7 +130,13 @@ impl Gate {
         match self.start(front, listener) {
             Ok(generation) => {
                 state.count += 1;
-                warn!("accept replaced={} reason=\"the library stopped accepting\"", state.count);
+                // While threads are lacking, each successor dies of the next client: few lines.
+                let level = if state.count.is_power_of_two() { Level::Warn } else { Level::Debug };
+                log!(
+                    level,
+                    "accept replaced={} reason=\"the library stopped accepting\"",
+                    state.count
+                );
                 if let Some(old) = state.current.replace(generation) {
                     old.retire(peers);
                     state.old.push(old);

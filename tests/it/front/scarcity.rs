@@ -75,7 +75,11 @@ fn without_threads_it_survives_three_hundred_clients_and_serves_when_they_leave(
     let user = 1_000_000 + std::process::id() % 1_000_000;
     let id = format!("--reuid={user}");
     let wrapper = ["setpriv", &id, "--clear-groups", "prlimit", "--nproc=60"];
-    let builder = quiet(&standin).env("WORKERS", "8").env("PATH", "/usr/bin:/bin").under(&wrapper);
+    let builder = quiet(&standin)
+        .env("RUST_LOG", "info,dashscope_proxy::panics=debug")
+        .env("WORKERS", "8")
+        .env("PATH", "/usr/bin:/bin")
+        .under(&wrapper);
     chown(builder.folder(), Some(user), None).unwrap();
     let proxy = builder.start();
     let stream = stream(&standin, &proxy);
@@ -86,6 +90,8 @@ fn without_threads_it_survives_three_hundred_clients_and_serves_when_they_leave(
         assert_serves(&proxy);
     }
     assert_unharmed(stream);
+    // Known from the panic's text, or each successor would have been found dead by knocking.
+    assert!(proxy.log().contains("accept=true"));
 }
 
 #[expect(clippy::print_stderr, reason = "why a test did not run")]
