@@ -21,17 +21,18 @@ use super::Once;
 use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
-use crate::clock;
 use crate::panics::{self, Alarm};
 
-/// How long a self-connection may take before the accept thread counts as dead.
-const ACCEPT_LIMIT: Duration = Duration::from_secs(2);
+/// How long a self-connection may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often an old server is asked whether it still has a request.
 const OLD_POLL: Duration = Duration::from_millis(500);
 
-/// How often it is looked whether a self-connection has been accepted.
+/// How often it is looked whether a self-connection has been accepted, and how many times: looks
+/// and not time, because a process that was stopped meanwhile has not looked.
 const KNOCK_STEP: Duration = Duration::from_millis(5);
+const KNOCK_LOOKS: u32 = 400;
 
 /// The way in.
 #[derive(Debug)]
@@ -51,7 +52,9 @@ struct State {
     old: Vec<Arc<Generation>>,
     /// A handle of the listener for the day on which there is no descriptor to make one.
     spare: Option<TcpListener>,
+    /// How many servers have been replaced, and how often there was no successor.
     count: u64,
+    failures: u64,
 }
 
 /// One server of the library, with one intake.
@@ -137,14 +140,19 @@ impl Gate {
                     "accept replaced={} reason=\"the library stopped accepting\"",
                     state.count
                 );
-                if let Some(old) = state.current.replace(generation) {
-                    old.retire(peers);
-                    state.old.push(old);
+                if let Some(last) = state.current.replace(generation) {
+                    let earlier =
+                        |peer| state.old.iter().any(|old| old.peers.lock().contains(peer));
+                    last.retire(peers.iter().filter(|peer| !earlier(peer)));
+                    state.old.push(last);
                 }
             }
             Err(error) => {
-                error!("accept replaced=false error=\"{error}\"");
-                self.suspect();
+                state.failures += 1;
+                if state.failures.is_power_of_two() {
+                    error!("accept replaced=false error=\"{error}\"");
+                }
+                self.is_dead.store(true, Ordering::Relaxed);
             }
         }
         if state.spare.is_none() {
@@ -153,6 +161,12 @@ impl Gate {
     }
 
     fn start(&self, front: &Arc<Front>, listener: TcpListener) -> io::Result<Arc<Generation>> {
+        let (give, given) = crossbeam_channel::bounded::<Arc<Generation>>(1);
+        let front = Arc::clone(front);
+        // First: a server without an intake would go on accepting, and its clients be lost.
+        self.alarm.essential("intake", move || {
+            given.iter().for_each(|generation| generation.run(&front));
+        })?;
         // The library starts threads with a call that panics when there are none.
         let server = panic::catch_unwind(|| Server::from_listener(listener, None))
             .map_err(|_| io::Error::other("no thread for the accept loop"))?
@@ -163,19 +177,17 @@ impl Gate {
             peers: Mutex::default(),
             is_empty: Once::default(),
         });
-        let (front, intake) = (Arc::clone(front), Arc::clone(&generation));
-        self.alarm.essential("intake", move || intake.run(&front))?;
+        let _ = give.send(Arc::clone(&generation));
         Ok(generation)
     }
 
     /// Whether a connection to ourselves is accepted: then its other end is among our descriptors.
     /// (When it is read is another matter: it may have to wait for a thread of the library.)
     fn accepts(&self, descriptors: &Descriptors) -> io::Result<bool> {
-        let socket = TcpStream::connect_timeout(&self.reachable(), ACCEPT_LIMIT)?;
+        let socket = TcpStream::connect_timeout(&self.reachable(), CONNECT_LIMIT)?;
         let own = socket.local_addr()?;
         socket.set_nonblocking(true)?;
-        let deadline = clock::instant() + ACCEPT_LIMIT;
-        while clock::instant() < deadline {
+        for _ in 0..KNOCK_LOOKS {
             // Accepted and closed again: the panic that did it is looked into next.
             let is_closed = match socket.peek(&mut [0]) {
                 Ok(count) => count == 0,
@@ -222,7 +234,7 @@ impl Generation {
         }
     }
 
-    fn retire(&self, peers: &[SocketAddr]) {
+    fn retire<'a>(&self, peers: impl Iterator<Item = &'a SocketAddr>) {
         self.peers.lock().extend(peers);
         self.is_old.set();
         self.server.unblock();
