@@ -28,12 +28,14 @@ pub struct Alarm(Sender<Event>);
 /// Set when a thread without a name panics: the library's accept thread may be gone.
 static LIBRARY_PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Set when it panics because there was no thread to start: only the accept thread starts any.
+/// Set when it panics because there was no thread or no descriptor: only the accept thread starts
+/// threads and duplicates sockets. (Should the two marks ever fail, it is found dead by knocking,
+/// which takes seconds.)
 static ACCEPT_PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// How std's text of that panic begins. Should it ever change, the accept thread is found dead
-/// by knocking, which takes seconds.
+/// How std's text of that panic begins, and where the library duplicates sockets.
 const NO_THREAD: &str = "failed to spawn thread";
+const NO_DESCRIPTOR: &str = "refined_tcp_stream.rs";
 
 /// From now on panics are logged, by thread and place; their text may hold a client's and is not.
 pub fn watch() {
@@ -42,8 +44,8 @@ pub fn watch() {
         match thread::current().name() {
             Some(name) => error!("panic thread={name} at={place}"),
             None => {
-                let is_accept =
-                    info.payload_as_str().is_some_and(|text| text.starts_with(NO_THREAD));
+                let is_accept = place.contains(NO_DESCRIPTOR)
+                    || info.payload_as_str().is_some_and(|text| text.starts_with(NO_THREAD));
                 debug!("panic thread=library at={place} accept={is_accept}");
                 ACCEPT_PANICKED.fetch_or(is_accept, Ordering::Relaxed);
                 LIBRARY_PANICKED.store(true, Ordering::Relaxed);
