@@ -1,174 +1,140 @@
-//! What was found, for people (a table with ratios) and for machines (JSON lines).
+//! What was found: for people (a table with ratios), and for machines (JSON lines).
 
 use std::fmt::Write;
 
 use serde_json::json;
 
-use crate::measure::Spread;
+use crate::candidate::{DIRECT, NGINX};
+use crate::rounds::Turns;
+use crate::stats::Spread;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Microseconds,
-    Milliseconds,
     PerSecond,
-    Mebibytes,
     Count,
 }
 
 impl Unit {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Microseconds => "us",
-            Self::Milliseconds => "ms",
             Self::PerSecond => "1/s",
-            Self::Mebibytes => "MiB",
             Self::Count => "",
         }
     }
 
-    fn decimals(self) -> usize {
+    pub(crate) fn decimals(self) -> usize {
         match self {
             Self::Microseconds => 1,
-            Self::Milliseconds | Self::Mebibytes => 2,
             Self::PerSecond | Self::Count => 0,
         }
     }
+
+    fn is_time(self) -> bool {
+        self == Self::Microseconds
+    }
 }
 
-/// A figure that every target has.
+/// One thing that was measured of several targets.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    name: &'static str,
-    unit: Unit,
-    /// In the order of the report's targets.
-    values: Vec<Spread>,
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    pub(crate) values: Vec<Value>,
+}
+
+/// What was found for one target.
+#[derive(Debug)]
+pub(crate) struct Value {
+    pub(crate) target: String,
+    pub(crate) spread: Spread,
 }
 
 impl Figure {
-    pub(crate) fn new(name: &'static str, unit: Unit) -> Self {
-        Self { name, unit, values: Vec::new() }
+    pub(crate) fn of(&self, target: &str) -> Option<&Value> {
+        self.values.iter().find(|value| value.target == target)
+    }
+
+    /// What a target adds to the direct one's time; a rate, a size or a count has no such thing.
+    pub(crate) fn added(&self, value: &Value) -> Option<f64> {
+        let direct = self.of(DIRECT).filter(|_| self.unit.is_time() && value.target != DIRECT)?;
+        Some(value.spread.median - direct.spread.median)
+    }
+
+    /// How a target compares with nginx: what it adds with what nginx adds, where there is such
+    /// a thing (and nginx adds anything), else the value itself.
+    pub(crate) fn to_nginx(&self, value: &Value) -> Option<f64> {
+        let nginx = self.of(NGINX).filter(|_| value.target != DIRECT && value.target != NGINX)?;
+        match (self.added(value), self.added(nginx)) {
+            (Some(added), Some(by_nginx)) => (by_nginx > 0.0).then(|| added / by_nginx),
+            _ => Some(value.spread.median / nginx.spread.median),
+        }
     }
 }
 
-/// A figure of the proxy's process alone.
-#[derive(Debug)]
-pub(crate) struct Fact {
-    name: &'static str,
-    unit: Unit,
-    /// `None` where the system does not tell.
-    value: Option<f64>,
-}
-
-impl Fact {
-    pub(crate) fn new(name: &'static str, unit: Unit, value: Option<f64>) -> Self {
-        Self { name, unit, value }
-    }
-}
-
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Report {
-    rounds: usize,
-    /// Names; the first is what the others are compared with.
-    pub(crate) targets: Vec<String>,
-    figures: Vec<Figure>,
-    pub(crate) facts: Vec<Fact>,
+    pub(crate) figures: Vec<Figure>,
 }
 
 impl Report {
-    pub(crate) fn new(rounds: usize) -> Self {
-        Self { rounds, targets: Vec::new(), figures: Vec::new(), facts: Vec::new() }
+    /// Adds figures: of what the turns of each target found, number 0 is the first of `figures`
+    /// and so on.
+    pub(crate) fn add(&mut self, figures: &[(String, Unit)], found: &[(String, Turns)]) {
+        for (at, (name, unit)) in figures.iter().enumerate() {
+            let value = |(target, turns): &(String, Turns)| Value {
+                target: target.clone(),
+                spread: Spread::of(&turns.iter().map(|turn| turn[at]).collect::<Vec<_>>()),
+            };
+            let values = found.iter().map(value).collect();
+            self.figures.push(Figure { name: name.clone(), unit: *unit, values });
+        }
     }
 
-    /// Adds a figure: number `at` of what a measurement found for each target.
-    pub(crate) fn add(&mut self, figure: Figure, found: &[Vec<Spread>], at: usize) {
-        let values = found.iter().map(|values| values[at]).collect();
-        self.figures.push(Figure { values, ..figure });
-    }
-
-    /// A line per figure: each target's median, lowest and highest round, and for all but the first the ratio to the first
-    /// and, for times, what was added.
+    /// A block of lines per figure: each target's median, lowest and highest round, what it adds
+    /// to the direct one, and how that compares with nginx.
     pub(crate) fn table(&self) -> String {
-        let mut text = format!("{}\n\n{:<22}{:>5}", self.conditions(), "", "");
-        for (at, target) in self.targets.iter().enumerate() {
-            push(&mut text, format_args!("{target:>12}{:>18}", "low..high"));
-            if at > 0 {
-                push(&mut text, format_args!("{:>9}{:>11}", "ratio", "added"));
-            }
-        }
-        text.push('\n');
-        for Figure { name, unit, values } in &self.figures {
-            let decimals = unit.decimals();
-            push(&mut text, format_args!("{name:<22}{:>5}", unit.name()));
-            for (at, Spread { low, median, high }) in values.iter().enumerate() {
+        let mut text = format!(
+            "{:<32}{:<10}{:>10}{:>20}{:>10}{:>8}\n",
+            "", "", "median", "low..high", "added", ":nginx"
+        );
+        for figure in &self.figures {
+            let decimals = figure.unit.decimals();
+            let mut title = format!("{} {}", figure.name, figure.unit.name());
+            for value in &figure.values {
+                let Spread { low, median, high } = value.spread;
                 let range = format!("{low:.decimals$}..{high:.decimals$}");
-                push(&mut text, format_args!("{median:>12.decimals$}{range:>18}"));
-                if at > 0 {
-                    push(&mut text, format_args!("{:>9.3}", median / values[0].median));
-                    match added(*unit, *median, values[0].median) {
-                        Some(added) => push(&mut text, format_args!("{added:>+11.decimals$}")),
-                        None => push(&mut text, format_args!("{:>11}", "")),
-                    }
-                }
+                let added = figure.added(value);
+                let added = added.map_or(String::new(), |added| format!("{added:+.decimals$}"));
+                let ratio = figure.to_nginx(value);
+                let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+                let name = std::mem::take(&mut title);
+                writeln!(
+                    text,
+                    "{name:<32}{:<10}{median:>10.decimals$}{range:>20}{added:>10}{ratio:>8}",
+                    value.target,
+                )
+                .expect("writing to a String does not fail");
             }
-            text.push('\n');
-        }
-        if !self.facts.is_empty() {
-            text.push_str("\nthe proxy's process\n");
-        }
-        for Fact { name, unit, value } in &self.facts {
-            let Some(value) = value else { continue };
-            let decimals = unit.decimals();
-            push(&mut text, format_args!("{name:<22}{:>5}{value:>12.decimals$}\n", unit.name()));
         }
         text
     }
 
-    /// The conditions, then an object per figure and target, then one per fact.
+    /// An object per figure and target.
     pub(crate) fn json_lines(&self) -> String {
-        let mut lines = vec![json!({
-            "cores": cores(), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
-            "debug": cfg!(debug_assertions), "rounds": self.rounds,
-        })];
-        for Figure { name, unit, values } in &self.figures {
-            for (at, (target, value)) in self.targets.iter().zip(values).enumerate() {
-                let mut line = json!({
-                    "name": name, "unit": unit.name(), "target": target, "value": value.median,
-                    "low": value.low, "high": value.high,
+        let mut text = String::new();
+        for figure in &self.figures {
+            for value in &figure.values {
+                let Spread { low, median, high } = value.spread;
+                let line = json!({
+                    "name": figure.name, "unit": figure.unit.name(), "target": value.target,
+                    "value": median, "low": low, "high": high,
+                    "added": figure.added(value), "to_nginx": figure.to_nginx(value),
                 });
-                if at > 0 {
-                    line["ratio"] = json!(value.median / values[0].median);
-                    line["added"] = json!(added(*unit, value.median, values[0].median));
-                }
-                lines.push(line);
+                text += &format!("{line}\n");
             }
         }
-        for Fact { name, unit, value } in &self.facts {
-            lines.push(json!({"name": name, "unit": unit.name(), "value": value}));
-        }
-        lines.iter().map(|line| format!("{line}\n")).collect()
+        text
     }
-
-    fn conditions(&self) -> String {
-        let build = if cfg!(debug_assertions) { "DEBUG build" } else { "optimised build" };
-        format!(
-            "{} {}, {} cores, {build}, medians of {} rounds",
-            std::env::consts::OS,
-            std::env::consts::ARCH,
-            cores(),
-            self.rounds
-        )
-    }
-}
-
-/// What a target adds to the first one's time; a rate has no such thing.
-fn added(unit: Unit, value: f64, reference: f64) -> Option<f64> {
-    matches!(unit, Unit::Microseconds | Unit::Milliseconds).then_some(value - reference)
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(0, usize::from)
-}
-
-fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
-    text.write_fmt(piece).expect("writing to a String does not fail");
 }
