@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use crate::options::Options;
 use crate::process::{Process, find_program};
+use crate::stats::micros;
 use crate::target::{MODELS, Target, UPSTREAM_KEYS, UPSTREAM_PATH};
 use crate::upstream::{Check, Upstream};
-use crate::{Failure, haproxy, nginx, ours};
+use crate::{Failure, haproxy, nginx, original, ours};
 
 /// The names that have a meaning in the report.
 pub(crate) const DIRECT: &str = "direct";
@@ -14,6 +15,7 @@ pub(crate) const OURS: &str = "ours";
 pub(crate) const OTHER: &str = "other";
 pub(crate) const NGINX: &str = "nginx";
 pub(crate) const HAPROXY: &str = "haproxy";
+pub(crate) const ORIGINAL: &str = "original";
 
 /// Someone who can be started, once for each measurement: nothing that one of them leaves behind
 /// (connections, threads, memory) disturbs the next.
@@ -31,6 +33,8 @@ pub(crate) enum How {
     Ours(PathBuf),
     Nginx(PathBuf),
     HaProxy(PathBuf),
+    /// Another proxy of the pool, by a command for the shell.
+    Original(String),
     /// It runs already, and so does the upstream behind it.
     Running(Target, Upstream),
 }
@@ -61,6 +65,10 @@ pub(crate) fn entrants(options: &Options) -> Result<Vec<Entrant>, Failure> {
             None => eprintln!("{name} is not installed: left out"),
         }
     }
+    if let Some(line) = &options.original {
+        let how = How::Original(line.clone());
+        entrants.push(Entrant { name: ORIGINAL.to_owned(), how });
+    }
     if !options.beside.is_empty() {
         // One for all of them: they were started with its port.
         let upstream = Upstream::start(options.upstream_port, Check::Nothing)?;
@@ -82,6 +90,19 @@ pub(crate) fn entrants(options: &Options) -> Result<Vec<Entrant>, Failure> {
 }
 
 impl Entrant {
+    /// Whether there is anything to start.
+    pub(crate) fn starts(&self) -> bool {
+        !matches!(self.how, How::Direct | How::Running(..))
+    }
+
+    /// The size of a build of this proxy.
+    pub(crate) fn size_mib(&self) -> Result<f64, Failure> {
+        let How::Ours(binary) = &self.how else { return Ok(f64::NAN) };
+        std::fs::metadata(binary)
+            .map(|metadata| metadata.len() as f64 / f64::from(1 << 20))
+            .map_err(|cause| format!("failed to look at `{}`: {cause}", binary.display()))
+    }
+
     /// Starts it in front of an upstream of its own, with that many workers where it has such a
     /// setting.
     pub(crate) fn start(&self, workers: Option<usize>) -> Result<Candidate, Failure> {
@@ -98,6 +119,11 @@ impl Entrant {
                 target.key = UPSTREAM_KEYS[0];
                 target.model = MODELS[0];
                 None
+            }
+            How::Original(line) => {
+                let (process, address) = original::start(line, &upstream, workers)?;
+                target.address = address;
+                Some(process)
             }
             How::Ours(binary) => {
                 let (process, address) = ours::start(binary, &upstream, workers)?;
@@ -122,14 +148,42 @@ impl Entrant {
     }
 }
 
+impl Candidate {
+    /// Mebibytes: resident, and the most that ever were. Not a number where nobody tells.
+    pub(crate) fn memory(&self) -> (f64, f64) {
+        let usage = self.process.as_ref().and_then(Process::usage);
+        usage.map_or((f64::NAN, f64::NAN), |usage| (usage.resident_mib, usage.peak_mib))
+    }
+
+    /// The processor time it has used so far. Not a number where nobody tells.
+    pub(crate) fn cpu_micros(&self) -> f64 {
+        let usage = self.process.as_ref().and_then(Process::usage);
+        usage.map_or(f64::NAN, |usage| micros(usage.cpu))
+    }
+}
+
+/// Its name in the report.
+impl AsRef<str> for Entrant {
+    fn as_ref(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Its name in the report.
+impl AsRef<str> for Candidate {
+    fn as_ref(&self) -> &str {
+        &self.target.name
+    }
+}
+
 /// Starts all of them, lets `measure` have them, and adds to its failure what they logged.
-pub(crate) fn with_all<T>(
-    entrants: &[Entrant],
+pub(crate) fn with_all<'a, T>(
+    entrants: impl IntoIterator<Item = &'a Entrant>,
     workers: Option<usize>,
     measure: impl FnOnce(&[Candidate]) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let candidates: Vec<_> =
-        entrants.iter().map(|entrant| entrant.start(workers)).collect::<Result<_, _>>()?;
+    let started = entrants.into_iter().map(|entrant| entrant.start(workers));
+    let candidates = started.collect::<Result<Vec<_>, _>>()?;
     measure(&candidates).map_err(|failure| {
         let logs = candidates.iter().filter_map(|candidate| {
             let log = candidate.process.as_ref()?.log();

@@ -95,9 +95,14 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn open(target: &Target, kind: Kind) -> Result<Self, Failure> {
-        let connection = Connection::open(target)?;
+        let mut connection = Connection::open(target)?;
+        if let Kind::Answer(size) | Kind::Body(size) = kind
+            && size > connection.buffer.len()
+        {
+            connection.buffer = vec![0; 256 * 1024];
+        }
         let request = target.request(kind).into();
-        let expected = upstream::answer();
+        let expected = upstream::answer_to(kind);
         Ok(Self { connection, request, sent_at: clock::instant(), expected, seen: 0 })
     }
 

@@ -14,7 +14,7 @@ pub(crate) fn start(program: &Path, upstream: &Upstream) -> Result<(Process, Soc
     let address = free_port()?;
     let config = format!(
         "global
-    maxconn 4096
+    maxconn 1024
 defaults
     mode http
     timeout connect 10s

@@ -1,4 +1,4 @@
-//! Starts nginx as a plain reverse proxy, set up as well as one can for this work.
+//! Starts nginx as a plain reverse proxy: its defaults, but for what would hold it back here.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,8 +25,7 @@ daemon off;
 worker_processes auto;
 pid {at}/pid;
 error_log stderr;
-worker_rlimit_nofile 8192;
-events {{ worker_connections 4096; }}
+events {{ worker_connections 2048; }}
 http {{
     access_log off;
     client_body_temp_path {at}/body;

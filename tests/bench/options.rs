@@ -14,12 +14,16 @@ Measures upstream alone (`direct`), this proxy (`ours`) and, where they are inst
 HAProxy as plain reverse proxies, in turns.
 
   --quick               fewer and shorter rounds
-  --only NAME[,NAME]    these measurements: latency, streams
+  --only NAME[,NAME]    these measurements: start, latency (and throughput), streams (and their
+                        memory), bodies, rotation, writes
   --counts N[,N]        these numbers of connections or streams only
   --targets NAME[,NAME] these besides `direct`
   --binary PATH         another build of this proxy beside ours, as `other`
   --rounds N            that many rounds
-  --json                one JSON object per figure and target instead of the table
+  --json                one JSON object per line instead of the tables
+  --write-readme        put the tables into README.md as well
+  --original COMMAND    a proxy with the same settings and endpoints, as `original`: started by a
+                        shell in a new folder, told its port by PORT
   --beside NAME=URL     a proxy that already runs, for NAME in the table: its key is
                         bench-key-0123456789, its upstream http://127.0.0.1:N/compatible-mode/v1
                         with N from --upstream-port; may be repeated
@@ -38,14 +42,20 @@ pub(crate) struct Options {
     pub(crate) targets: Option<Vec<String>>,
     pub(crate) rounds: Option<usize>,
     pub(crate) binary: Option<PathBuf>,
+    pub(crate) write_readme: bool,
+    pub(crate) original: Option<String>,
     pub(crate) beside: Vec<(String, String)>,
     pub(crate) upstream_port: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measurement {
+    Start,
     Latency,
     Streams,
+    Bodies,
+    Rotation,
+    Writes,
 }
 
 impl FromStr for Measurement {
@@ -53,8 +63,12 @@ impl FromStr for Measurement {
 
     fn from_str(name: &str) -> Result<Self, Failure> {
         match name {
+            "start" => Ok(Self::Start),
             "latency" => Ok(Self::Latency),
             "streams" => Ok(Self::Streams),
+            "bodies" => Ok(Self::Bodies),
+            "rotation" => Ok(Self::Rotation),
+            "writes" => Ok(Self::Writes),
             _ => Err(format!("there is no measurement `{name}`")),
         }
     }
@@ -69,6 +83,11 @@ impl Options {
             match arg {
                 Arg::Long("quick") => options.quick = true,
                 Arg::Long("json") => options.json = true,
+                Arg::Long("write-readme") => options.write_readme = true,
+                Arg::Long("original") => {
+                    let line = parser.value().and_then(ValueExt::string).map_err(wrong)?;
+                    options.original = Some(line);
+                }
                 Arg::Long("only") => options.only = Some(list(&mut parser)?),
                 Arg::Long("counts") => options.counts = Some(list(&mut parser)?),
                 Arg::Long("targets") => options.targets = Some(list(&mut parser)?),

@@ -20,17 +20,18 @@ pub(crate) fn start(
 ) -> Result<(Process, SocketAddr), Failure> {
     let folder = Folder::new()?;
     let mut command = Command::new(binary);
-    command.env_clear().envs(settings(upstream, &folder)).env("PORT", "0");
-    if let Some(workers) = workers {
-        command.env("WORKERS", workers.to_string());
-    }
+    command.env_clear().envs(settings(upstream, &folder, workers)).env("PORT", "0");
     Process::start(command, folder, listening_address)
 }
 
 /// What a proxy of the pool has to be told, besides its port.
-fn settings(upstream: &Upstream, folder: &Folder) -> [(&'static str, String); 7] {
+pub(crate) fn settings(
+    upstream: &Upstream,
+    folder: &Folder,
+    workers: Option<usize>,
+) -> Vec<(&'static str, String)> {
     let origin = format!("http://{}", upstream.address());
-    [
+    let mut settings = vec![
         ("PROXY_API_KEY", PROXY_KEY.to_owned()),
         ("DASHSCOPE_API_KEYS", UPSTREAM_KEYS.join(",")),
         ("MODEL_IDS", MODELS.join(",")),
@@ -39,7 +40,9 @@ fn settings(upstream: &Upstream, folder: &Folder) -> [(&'static str, String); 7]
         ("STATE_PATH", folder.path().join("proxy-state.json").display().to_string()),
         // A line per request, as it is by default.
         ("RUST_LOG", "info".to_owned()),
-    ]
+    ];
+    settings.extend(workers.map(|workers| ("WORKERS", workers.to_string())));
+    settings
 }
 
 /// The address in a complete line `… listening address=127.0.0.1:41234 …`.

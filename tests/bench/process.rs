@@ -1,4 +1,4 @@
-//! A candidate as a process: started, watched, killed and waited for.
+//! A candidate as a process: started, watched, ended and waited for.
 
 use std::fs;
 use std::io::Read;
@@ -7,15 +7,19 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use dashscope_proxy::clock;
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use crate::usage::{self, Usage};
 use crate::{Failure, LIMIT};
+
+/// How long a candidate may take to end when it is asked to, before it is made to.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// How much of the log is kept for a failure's message.
 const LOG_BYTES: usize = 8 * 1024;
@@ -34,6 +38,7 @@ impl Folder {
             .join(format!("bench-{}-{count}", std::process::id()));
         fs::create_dir_all(&path)
             .map_err(|cause| format!("failed to make `{}`: {cause}", path.display()))?;
+        left().1.push(path.clone());
         Ok(Self(path))
     }
 
@@ -54,14 +59,35 @@ impl Drop for Folder {
     fn drop(&mut self) {
         // Nothing more can be done about what cannot be removed.
         let _ = fs::remove_dir_all(&self.0);
+        left().1.retain(|folder| *folder != self.0);
     }
 }
 
-/// A running candidate with whatever processes it has made; dropping it kills them and removes
+/// What has to go when this process is interrupted: process groups by their leader, and folders.
+static LEFT: Mutex<(Vec<Pid>, Vec<PathBuf>)> = Mutex::new((Vec::new(), Vec::new()));
+
+/// Ends every candidate at once and removes their files.
+pub(crate) fn clear_away() {
+    let (groups, folders) = &*left();
+    for group in groups {
+        let _ = killpg(*group, Signal::SIGKILL);
+    }
+    for folder in folders {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+fn left() -> MutexGuard<'static, (Vec<Pid>, Vec<PathBuf>)> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A running candidate with whatever processes it has made; dropping it ends them and removes
 /// the folder.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
+    /// The process and the group that it leads.
+    id: Pid,
     log: Arc<Log>,
     /// From before the process was made until it listened.
     pub(crate) start_time: Duration,
@@ -87,13 +113,15 @@ impl Process {
         let started = clock::instant();
         let mut child =
             command.spawn().map_err(|cause| format!("failed to start `{program}`: {cause}"))?;
+        let id = Pid::from_raw(i32::try_from(child.id()).map_err(|cause| cause.to_string())?);
+        left().0.push(id);
         let log = Arc::new(Log::default());
         if let Some(stderr) = child.stderr.take() {
             let log = Arc::clone(&log);
             thread::spawn(move || log.fill(stderr));
         }
-        // From here on `process` owns the child: every return kills it.
-        let mut process = Self { child, log, start_time: Duration::ZERO, _folder: folder };
+        // From here on `process` owns the child: every return ends it.
+        let mut process = Self { child, id, log, start_time: Duration::ZERO, _folder: folder };
         loop {
             let found = is_up(&process.log);
             process.start_time = started.elapsed();
@@ -108,6 +136,11 @@ impl Process {
         }
     }
 
+    /// What it and its children use; `None` where there is no /proc.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        usage::of_group(self.id)
+    }
+
     /// The end of what it logged.
     pub(crate) fn log(&self) -> String {
         self.log.end()
@@ -116,11 +149,16 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Errors mean that it has ended already, or that nothing more can be done about it.
-        if let Ok(id) = i32::try_from(self.child.id()) {
-            let _ = killpg(Pid::from_raw(id), Signal::SIGKILL);
+        // Asked first, so that it waits for its own children. Errors mean that it has ended
+        // already, or that nothing more can be done about it.
+        let _ = kill(self.id, Signal::SIGTERM);
+        let deadline = clock::instant() + GRACE;
+        while matches!(self.child.try_wait(), Ok(None)) && clock::instant() < deadline {
+            thread::park_timeout(Duration::from_millis(1));
         }
+        let _ = killpg(self.id, Signal::SIGKILL);
         let _ = self.child.wait();
+        left().0.retain(|group| *group != self.id);
     }
 }
 

@@ -1,17 +1,21 @@
 //! What was found: for people (a table with ratios), and for machines (JSON lines).
 
-use std::fmt::Write;
-
 use serde_json::json;
 
-use crate::candidate::{DIRECT, NGINX};
+use crate::candidate::{DIRECT, NGINX, OURS};
+use crate::goals::goals;
+use crate::machine::Machine;
 use crate::rounds::Turns;
 use crate::stats::Spread;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Microseconds,
+    Milliseconds,
     PerSecond,
+    PerRequest,
+    Mebibytes,
+    MebibytesPerSecond,
     Count,
 }
 
@@ -19,20 +23,25 @@ impl Unit {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
             Self::PerSecond => "1/s",
-            Self::Count => "",
+            Self::Mebibytes => "MiB",
+            Self::MebibytesPerSecond => "MiB/s",
+            Self::PerRequest | Self::Count => "",
         }
     }
 
     pub(crate) fn decimals(self) -> usize {
         match self {
             Self::Microseconds => 1,
-            Self::PerSecond | Self::Count => 0,
+            Self::PerRequest => 3,
+            Self::Milliseconds | Self::Mebibytes => 2,
+            Self::PerSecond | Self::MebibytesPerSecond | Self::Count => 0,
         }
     }
 
     fn is_time(self) -> bool {
-        self == Self::Microseconds
+        matches!(self, Self::Microseconds | Self::Milliseconds)
     }
 }
 
@@ -56,85 +65,143 @@ impl Figure {
         self.values.iter().find(|value| value.target == target)
     }
 
+    fn write(&self, text: &mut String) {
+        let decimals = self.unit.decimals();
+        let mut title = format!("{} {}", self.name, self.unit.name());
+        for value in &self.values {
+            let Spread { low, median, high } = value.spread;
+            let range = format!("{low:.decimals$}..{high:.decimals$}");
+            let added = self.added(value);
+            let added = added.map_or(String::new(), |added| format!("{added:+.decimals$}"));
+            let [to_nginx, to_ours] = [NGINX, OURS].map(|to| {
+                self.ratio(value, to).map_or(String::new(), |ratio| format!("{ratio:.2}"))
+            });
+            // Once for each figure.
+            let title = std::mem::take(&mut title);
+            *text += &format!(
+                "{title:<44}{:<10}{median:>10.decimals$}{range:>20}{added:>10}{to_nginx:>8}{to_ours:>8}\n",
+                value.target,
+            );
+        }
+    }
+
     /// What a target adds to the direct one's time; a rate, a size or a count has no such thing.
     pub(crate) fn added(&self, value: &Value) -> Option<f64> {
         let direct = self.of(DIRECT).filter(|_| self.unit.is_time() && value.target != DIRECT)?;
         Some(value.spread.median - direct.spread.median)
     }
 
-    /// How a target compares with nginx: what it adds with what nginx adds, where there is such
-    /// a thing (and nginx adds anything), else the value itself.
-    pub(crate) fn to_nginx(&self, value: &Value) -> Option<f64> {
-        let nginx = self.of(NGINX).filter(|_| value.target != DIRECT && value.target != NGINX)?;
-        match (self.added(value), self.added(nginx)) {
-            (Some(added), Some(by_nginx)) => (by_nginx > 0.0).then(|| added / by_nginx),
-            _ => Some(value.spread.median / nginx.spread.median),
+    /// How a target compares with another one: what it adds with what the other one adds, where
+    /// there is such a thing (and the other one adds anything), else the value itself.
+    pub(crate) fn ratio(&self, value: &Value, to: &str) -> Option<f64> {
+        let other = self.of(to).filter(|_| value.target != DIRECT && value.target != to)?;
+        match (self.added(value), self.added(other)) {
+            (Some(added), Some(by_other)) => (by_other > 0.0).then(|| added / by_other),
+            _ => Some(value.spread.median / other.spread.median),
         }
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Report {
+    pub(crate) machine: Machine,
+    pub(crate) rounds: usize,
     pub(crate) figures: Vec<Figure>,
 }
 
 impl Report {
+    pub(crate) fn new(machine: Machine, rounds: usize) -> Self {
+        Self { machine, rounds, figures: Vec::new() }
+    }
+
     /// Adds figures: of what the turns of each target found, number 0 is the first of `figures`
-    /// and so on.
-    pub(crate) fn add(&mut self, figures: &[(String, Unit)], found: &[(String, Turns)]) {
+    /// and so on. What is not a number is what this target does not have.
+    pub(crate) fn add<T: AsRef<str>>(
+        &mut self,
+        figures: &[(String, Unit)],
+        targets: impl IntoIterator<Item = T>,
+        found: Vec<Turns>,
+    ) {
+        let found: Vec<_> = targets.into_iter().zip(found).collect();
         for (at, (name, unit)) in figures.iter().enumerate() {
-            let value = |(target, turns): &(String, Turns)| Value {
-                target: target.clone(),
-                spread: Spread::of(&turns.iter().map(|turn| turn[at]).collect::<Vec<_>>()),
+            let value = |(target, turns): &(T, Turns)| {
+                let spread = Spread::of(turns.iter().map(|turn| turn[at]).collect());
+                let target = target.as_ref().to_owned();
+                (!spread.median.is_nan()).then_some(Value { target, spread })
             };
-            let values = found.iter().map(value).collect();
+            let values = found.iter().filter_map(value).collect();
             self.figures.push(Figure { name: name.clone(), unit: *unit, values });
         }
     }
 
-    /// A block of lines per figure: each target's median, lowest and highest round, what it adds
-    /// to the direct one, and how that compares with nginx.
-    pub(crate) fn table(&self) -> String {
+    pub(crate) fn median(&self, figure: &str, target: &str) -> Option<f64> {
+        let figure = self.figures.iter().find(|it| it.name == figure)?;
+        Some(figure.of(target)?.spread.median)
+    }
+
+    /// Everyone of whom something is known, in the order in which they came.
+    pub(crate) fn targets(&self) -> Vec<&str> {
+        let mut targets: Vec<&str> = Vec::new();
+        for value in self.figures.iter().flat_map(|figure| &figure.values) {
+            if !targets.contains(&value.target.as_str()) {
+                targets.push(&value.target);
+            }
+        }
+        targets
+    }
+
+    /// The machine; a line per figure and target with its median, its lowest and highest round,
+    /// what it adds to the direct one, and how that compares with nginx and ours; the goals.
+    pub(crate) fn text(&self) -> String {
         let mut text = format!(
-            "{:<32}{:<10}{:>10}{:>20}{:>10}{:>8}\n",
-            "", "", "median", "low..high", "added", ":nginx"
+            "{}, medians of {} rounds\n\n{:<44}{:<10}{:>10}{:>20}{:>10}{:>8}{:>8}\n",
+            self.machine.sentence(),
+            self.rounds,
+            "",
+            "",
+            "median",
+            "low..high",
+            "added",
+            ":nginx",
+            ":ours"
         );
         for figure in &self.figures {
-            let decimals = figure.unit.decimals();
-            let mut title = format!("{} {}", figure.name, figure.unit.name());
-            for value in &figure.values {
-                let Spread { low, median, high } = value.spread;
-                let range = format!("{low:.decimals$}..{high:.decimals$}");
-                let added = figure.added(value);
-                let added = added.map_or(String::new(), |added| format!("{added:+.decimals$}"));
-                let ratio = figure.to_nginx(value);
-                let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
-                let name = std::mem::take(&mut title);
-                writeln!(
-                    text,
-                    "{name:<32}{:<10}{median:>10.decimals$}{range:>20}{added:>10}{ratio:>8}",
-                    value.target,
-                )
-                .expect("writing to a String does not fail");
-            }
+            figure.write(&mut text);
+        }
+        text.push('\n');
+        for goal in goals(self) {
+            let Some(found) = goal.found else { continue };
+            let verdict = if found.is_met { "met" } else { "NOT met" };
+            text += &format!("{:<34}{:<28}{:<12}{verdict}\n", goal.what, goal.limit, found.shown);
         }
         text
     }
 
-    /// An object per figure and target.
+    /// The machine, then an object per figure and target, then one per goal.
     pub(crate) fn json_lines(&self) -> String {
-        let mut text = String::new();
+        let mut lines = vec![json!({"machine": self.machine.json(), "rounds": self.rounds})];
         for figure in &self.figures {
             for value in &figure.values {
                 let Spread { low, median, high } = value.spread;
-                let line = json!({
+                lines.push(json!({
                     "name": figure.name, "unit": figure.unit.name(), "target": value.target,
                     "value": median, "low": low, "high": high,
-                    "added": figure.added(value), "to_nginx": figure.to_nginx(value),
-                });
-                text += &format!("{line}\n");
+                    "added": figure.added(value), "to_nginx": figure.ratio(value, NGINX),
+                    "to_ours": figure.ratio(value, OURS),
+                }));
             }
         }
-        text
+        for goal in goals(self) {
+            let (found, is_met) = goal.found.map(|found| (found.shown, found.is_met)).unzip();
+            lines.push(json!({
+                "goal": goal.what, "limit": goal.limit, "found": found, "met": is_met,
+            }));
+        }
+        lines.iter().map(|line| format!("{line}\n")).collect()
     }
+}
+
+/// `1 stream`, `64 streams`.
+pub(crate) fn plural(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

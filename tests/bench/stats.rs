@@ -12,11 +12,15 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    pub(crate) fn of(values: &[f64]) -> Self {
-        let sorted = sorted(values.to_vec());
+    pub(crate) fn of(values: Vec<f64>) -> Self {
+        let sorted = sorted(values);
         let [low, median, high] = [0, 50, 100].map(|percent| percentile(&sorted, percent));
         Self { low, median, high }
     }
+}
+
+pub(crate) fn median(values: Vec<f64>) -> f64 {
+    percentile(&sorted(values), 50)
 }
 
 /// p50 and p99.

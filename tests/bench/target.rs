@@ -21,6 +21,10 @@ pub(crate) const PROXY_PATH: &str = "/v1/chat/completions";
 pub(crate) enum Kind {
     /// One JSON answer of some hundred bytes.
     Small,
+    /// One JSON answer of that many bytes.
+    Answer(usize),
+    /// A small answer; the request's body has that many bytes.
+    Body(usize),
     /// An SSE stream.
     Stream { events: u64, pause: Duration },
 }
@@ -82,22 +86,51 @@ impl Target {
         [head, body].concat().into_bytes()
     }
 
+    /// Makes every slot of the pool available again.
+    pub(crate) fn reset_request(&self) -> Vec<u8> {
+        self.own("POST", "/models/reset", r#"{"all":true}"#)
+    }
+
+    /// Asks a proxy of the pool for what it counts.
+    pub(crate) fn metrics_request(&self) -> Vec<u8> {
+        self.own("GET", "/metrics", "")
+    }
+
+    fn own(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
+             content-length: {}\r\n\r\n{body}",
+            self.address,
+            self.key,
+            body.len()
+        )
+        .into_bytes()
+    }
+
     fn body(&self, kind: Kind) -> String {
         // Upstream looks for these; anybody else passes on what it does not know.
         let wish = match kind {
-            Kind::Small => r#""stream":false"#.to_owned(),
+            Kind::Small | Kind::Body(_) => r#""stream":false"#.to_owned(),
+            Kind::Answer(size) => format!(r#""stream":false,"answer":{size}"#),
             Kind::Stream { events, pause } => {
                 format!(r#""stream":true,"events":{events},"pause":{}"#, pause.as_micros())
             }
         };
-        format!(
+        let start = format!(
             concat!(
                 r#"{{"model":"{}",{},"temperature":0.7,"messages":["#,
                 r#"{{"role":"system","content":"Answer in a word."}},"#,
                 r#"{{"role":"user","content":"Which three rivers meet at Passau, and which of "#,
-                r#"them gives its name?"}}]}}"#
+                r#"them gives its name?"#
             ),
             self.model, wish
-        )
+        );
+        let end = r#""}]}"#;
+        let filling = match kind {
+            Kind::Body(size) => size.saturating_sub(start.len() + end.len()),
+            Kind::Small | Kind::Answer(_) | Kind::Stream { .. } => 0,
+        };
+        let filling: String = " And why is that so?".chars().cycle().take(filling).collect();
+        start + &filling + end
     }
 }

@@ -3,26 +3,41 @@
 //!
 //! It must cost as little as possible, and still refuse what a working proxy would not send.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dashscope_proxy::clock;
 use memchr::memmem;
+use nix::sys::socket::{Backlog, listen};
 
 use crate::pacer::{Paced, Pacer};
-use crate::target::{MODELS, UPSTREAM_KEYS};
+use crate::target::{Kind, MODELS, UPSTREAM_KEYS};
 use crate::{Failure, LIMIT};
 
-const ANSWER: &str = concat!(
-    r#"{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"m1","#,
-    r#""choices":[{"index":0,"message":{"role":"assistant","content":"Danube, Inn and Ilz meet "#,
-    r#"there; the town is named after a Roman cohort and not after any of them."},"#,
-    r#""finish_reason":"stop"}],"usage":{"prompt_tokens":31,"completion_tokens":23,"#,
-    r#""total_tokens":54}}"#
+/// Before and after the words of an answer.
+const ANSWER: [&str; 2] = [
+    concat!(
+        r#"{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"m1","#,
+        r#""choices":[{"index":0,"message":{"role":"assistant","content":""#
+    ),
+    concat!(
+        r#""},"finish_reason":"stop"}],"usage":{"prompt_tokens":31,"completion_tokens":23,"#,
+        r#""total_tokens":54}}"#
+    ),
+];
+const WORDS: &str = "Danube, Inn and Ilz meet there; the town is named after a Roman cohort. ";
+/// The size of an answer when the request does not care.
+const SMALL_ANSWER: usize = 350;
+
+/// What DashScope says when a slot's free quota is used up.
+const EXHAUSTED: &str = concat!(
+    r#"{"error":{"message":"The free tier of the model has been exhausted.","type":"#,
+    r#""AllocationQuota.FreeTierOnly","code":"AllocationQuota.FreeTierOnly"}}"#
 );
 
 /// The last event of a stream.
@@ -45,8 +60,23 @@ pub(crate) fn event(number: u64, stamp: u64) -> String {
 }
 
 /// The body of the answer to a request that asks for no stream.
-pub(crate) fn answer() -> Arc<[u8]> {
-    ANSWER.as_bytes().into()
+pub(crate) fn answer_to(kind: Kind) -> Arc<[u8]> {
+    answer(match kind {
+        Kind::Answer(size) => size,
+        Kind::Small | Kind::Body(_) | Kind::Stream { .. } => SMALL_ANSWER,
+    })
+}
+
+/// An answer of `size` bytes, or a little more where that is too few; each is made once.
+fn answer(size: usize) -> Arc<[u8]> {
+    static MADE: LazyLock<Mutex<HashMap<usize, Arc<[u8]>>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let [before, after] = ANSWER;
+        let words = WORDS.bytes().cycle().take(size.saturating_sub(before.len() + after.len()));
+        before.bytes().chain(words).chain(after.bytes()).collect()
+    };
+    Arc::clone(made.entry(size).or_insert_with(make))
 }
 
 /// What a request must have for a good answer, besides its path.
@@ -73,20 +103,29 @@ struct Shared {
     /// Connections open now, and the most there were at once.
     open: AtomicU64,
     most: AtomicU64,
+    /// How many of the next requests find an exhausted slot.
+    refusals: AtomicU64,
 }
 
 impl Upstream {
     /// Listens on loopback; port 0 is any free one.
     pub(crate) fn start(port: u16, check: Check) -> Result<Self, Failure> {
         LazyLock::force(&START);
-        let failed = |cause| format!("failed to listen on port `{port}` as upstream: {cause}");
+        let failed = |cause: std::io::Error| {
+            format!("failed to listen on port `{port}` as upstream: {cause}")
+        };
         let listener = TcpListener::bind(("127.0.0.1", port)).map_err(failed)?;
+        // std's 128 are too few for 500 that connect at once: some would wait a second.
+        Backlog::new(1024)
+            .and_then(|backlog| listen(&listener, backlog))
+            .map_err(|cause| failed(cause.into()))?;
         let address = listener.local_addr().map_err(failed)?;
         let shared = Arc::new(Shared {
             check,
             pacer: Pacer::start(),
             open: AtomicU64::new(0),
             most: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
         });
         let upstream = Self { address, shared: Arc::clone(&shared) };
         thread::spawn(move || {
@@ -112,6 +151,11 @@ impl Upstream {
     pub(crate) fn most_connections(&self) -> u64 {
         self.shared.most.load(Ordering::Relaxed)
     }
+
+    /// Lets the next `count` requests find an exhausted slot, whichever it is.
+    pub(crate) fn refuse(&self, count: u64) {
+        self.shared.refusals.store(count, Ordering::Relaxed);
+    }
 }
 
 fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
@@ -119,7 +163,8 @@ fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     // No read limit: a kept-alive connection may rest through the other targets' rounds.
     stream.set_write_timeout(Some(LIMIT))?;
     let stream = Arc::new(stream);
-    let small = whole_answer("200 OK", ANSWER.as_bytes());
+    let small = whole_answer("200 OK", &answer(SMALL_ANSWER));
+    let mut large = (SMALL_ANSWER, Vec::new());
     let mut buffer = vec![0; 8 * 1024];
     let mut filled = 0;
     loop {
@@ -142,13 +187,31 @@ fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 let answer = whole_answer("400 Bad Request\r\nconnection: close", cause.as_bytes());
                 return (&*stream).write_all(&answer);
             }
-            Wish::Answer => (&*stream).write_all(&small)?,
+            _ if shared.refuses() => {
+                let answer = whole_answer("403 Forbidden", EXHAUSTED.as_bytes());
+                (&*stream).write_all(&answer)?;
+            }
+            Wish::Answer(SMALL_ANSWER) => (&*stream).write_all(&small)?,
+            Wish::Answer(size) => {
+                if large.0 != size {
+                    large = (size, whole_answer("200 OK", &answer(size)));
+                }
+                (&*stream).write_all(&large.1)?;
+            }
             Wish::Stream { events, pause } => {
                 shared.pacer.begin(Paced::new(Arc::clone(&stream), events, pause))?;
             }
         }
         buffer.copy_within(request.length..filled, 0);
         filled -= request.length;
+    }
+}
+
+impl Shared {
+    fn refuses(&self) -> bool {
+        let count = |count: u64| count.checked_sub(1);
+        self.refusals.load(Ordering::Relaxed) > 0
+            && self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
     }
 }
 
@@ -166,7 +229,7 @@ struct Request {
 }
 
 enum Wish {
-    Answer,
+    Answer(usize),
     Stream { events: u64, pause: Duration },
     Refusal(&'static str),
 }
@@ -216,7 +279,8 @@ fn read_request(bytes: &[u8], check: Check) -> Option<Request> {
             _ => return refusal("the stream has no events or no pause"),
         }
     } else {
-        Wish::Answer
+        let size = number(wishes, "answer").and_then(|size| usize::try_from(size).ok());
+        Wish::Answer(size.unwrap_or(SMALL_ANSWER))
     };
     Some(Request { length: end, wish })
 }
