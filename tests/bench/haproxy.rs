@@ -15,6 +15,9 @@ pub(crate) fn start(program: &Path, upstream: &Upstream) -> Result<(Process, Soc
     let config = format!(
         "global
     maxconn 1024
+    # Or connections would be closed instead of kept once a quarter of its descriptors is in use.
+    tune.pool-low-fd-ratio 80
+    tune.pool-high-fd-ratio 90
 defaults
     mode http
     timeout connect 10s
