@@ -74,6 +74,7 @@ fn tables(report: &Report) -> String {
 fn title(figure: &Figure) -> String {
     match figure.unit.name() {
         "" => figure.name.clone(),
+        "us" => format!("{}, µs", figure.name),
         unit => format!("{}, {unit}", figure.name),
     }
 }
@@ -81,10 +82,11 @@ fn title(figure: &Figure) -> String {
 /// The median, and what it adds.
 fn cell(figure: &Figure, target: &str) -> String {
     let Some(value) = figure.of(target) else { return String::new() };
-    let decimals = figure.unit.decimals();
-    let shown = format!("{:.decimals$}", value.spread.median);
+    let median = value.spread.median;
+    // The decimals of a large number are noise.
+    let decimals = if median < 100.0 { figure.unit.decimals() } else { 0 };
     match figure.added(value) {
-        Some(added) => format!("{shown} ({added:+.decimals$})"),
-        None => shown,
+        Some(added) => format!("{median:.decimals$} ({added:+.decimals$})"),
+        None => format!("{median:.decimals$}"),
     }
 }

@@ -139,7 +139,7 @@ impl Report {
         Some(figure.of(target)?.spread.median)
     }
 
-    /// Everyone of whom something is known, in the order in which they came.
+    /// Everyone of whom something is known: the direct one, then in the order in which they came.
     pub(crate) fn targets(&self) -> Vec<&str> {
         let mut targets: Vec<&str> = Vec::new();
         for value in self.figures.iter().flat_map(|figure| &figure.values) {
@@ -147,6 +147,7 @@ impl Report {
                 targets.push(&value.target);
             }
         }
+        targets.sort_by_key(|target| *target != DIRECT);
         targets
     }
 
