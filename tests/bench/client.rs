@@ -1,30 +1,152 @@
-//! The client: one connection, one prebuilt request in one write, and the whole answer back.
+//! The client: a kept-alive connection, a prebuilt request in one write, and the whole answer
+//! back, compared with what upstream sends.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashscope_proxy::clock;
-use httparse::Status;
 
-use crate::target::Kind;
-use crate::upstream::{self, ANSWER, DONE, EVENTS};
+use crate::decode::{Decoder, excerpt};
+use crate::target::{Kind, Target};
+use crate::upstream;
 use crate::{Failure, LIMIT};
 
-/// A kept-alive connection to a target. One request at a time: nothing is pipelined.
+/// A connection to a target. One request at a time: nothing is pipelined.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    target: &'static str,
-    kind: Kind,
-    stream: TcpStream,
-    request: Vec<u8>,
+    target: String,
+    /// Shared, so that it can be polled while the connection is changed.
+    stream: Arc<TcpStream>,
     buffer: Vec<u8>,
-    /// What has been read and not yet used is `buffer[start..end]`.
-    start: usize,
-    end: usize,
-    /// When the last bytes came.
-    read_at: Instant,
-    body: Vec<u8>,
+    /// What has been read and not yet used is `buffer[..filled]`.
+    filled: usize,
+    decoder: Decoder,
+}
+
+impl Connection {
+    pub(crate) fn open(target: &Target) -> Result<Self, Failure> {
+        let stream = TcpStream::connect_timeout(&target.address, LIMIT)
+            .and_then(|stream| {
+                stream.set_nodelay(true)?;
+                stream.set_read_timeout(Some(LIMIT))?;
+                stream.set_write_timeout(Some(LIMIT))?;
+                Ok(stream)
+            })
+            .map_err(|cause| format!("failed to connect to `{}`: {cause}", target.name))?;
+        Ok(Self {
+            target: target.name.clone(),
+            stream: Arc::new(stream),
+            buffer: vec![0; 16 * 1024],
+            filled: 0,
+            decoder: Decoder::new(),
+        })
+    }
+
+    pub(crate) fn socket(&self) -> Arc<TcpStream> {
+        Arc::clone(&self.stream)
+    }
+
+    pub(crate) fn send(&mut self, request: &[u8]) -> Result<(), Failure> {
+        self.decoder = Decoder::new();
+        (&*self.stream)
+            .write_all(request)
+            .map_err(|cause| format!("failed to send a request to `{}`: {cause}", self.target))
+    }
+
+    /// Reads once, which waits unless the socket is known to be readable, and gives what came of
+    /// the body. Tells whether the answer is complete.
+    pub(crate) fn read(&mut self, on_body: impl FnMut(&[u8])) -> Result<bool, Failure> {
+        if self.filled == self.buffer.len() {
+            return Err(self.wrong("its head is too large"));
+        }
+        match (&*self.stream).read(&mut self.buffer[self.filled..]) {
+            Ok(0) => return Err(self.wrong("the connection was closed before its end")),
+            Ok(count) => self.filled += count,
+            // The limit of the socket shows as either of the two.
+            Err(cause) if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(self.wrong(&format!("nothing came for {LIMIT:?}")));
+            }
+            Err(cause) => return Err(self.wrong(&cause.to_string())),
+        }
+        let taken = self.decoder.take(&self.buffer[..self.filled], on_body);
+        let taken = taken.map_err(|cause| self.wrong(&cause))?;
+        self.buffer.copy_within(taken..self.filled, 0);
+        self.filled -= taken;
+        Ok(self.decoder.is_done())
+    }
+
+    pub(crate) fn wrong(&self, what: &str) -> Failure {
+        format!("an answer of `{}` is wrong: {what}", self.target)
+    }
+}
+
+/// A connection that sends the same request again and again, and knows the answer.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) connection: Connection,
+    request: Arc<[u8]>,
+    sent_at: Instant,
+    expected: Arc<[u8]>,
+    /// How much of the expected body has come.
+    seen: usize,
+}
+
+impl Caller {
+    pub(crate) fn open(target: &Target, kind: Kind) -> Result<Self, Failure> {
+        let mut connection = Connection::open(target)?;
+        if let Kind::Answer(size) | Kind::Body(size) = kind
+            && size > connection.buffer.len()
+        {
+            connection.buffer = vec![0; 256 * 1024];
+        }
+        let request = target.request(kind).into();
+        let expected = upstream::answer_to(kind);
+        Ok(Self { connection, request, sent_at: clock::instant(), expected, seen: 0 })
+    }
+
+    pub(crate) fn send(&mut self) -> Result<(), Failure> {
+        self.seen = 0;
+        self.sent_at = clock::instant();
+        self.connection.send(&self.request)
+    }
+
+    /// Reads once; when the answer is complete it tells how long it took.
+    pub(crate) fn read(&mut self) -> Result<Option<Duration>, Failure> {
+        let Self { connection, expected, seen, .. } = self;
+        let mut is_right = true;
+        let is_done = connection.read(|data| {
+            is_right &= expected[*seen..].starts_with(data);
+            *seen = (*seen + data.len()).min(expected.len());
+        })?;
+        if !is_right || (is_done && *seen < expected.len()) {
+            return Err(connection.wrong(&format!("the body differs near byte {seen}")));
+        }
+        Ok(is_done.then(|| self.sent_at.elapsed()))
+    }
+
+    /// One request and its checked answer, and how long it took.
+    pub(crate) fn exchange(&mut self) -> Result<Duration, Failure> {
+        self.send()?;
+        loop {
+            if let Some(took) = self.read()? {
+                return Ok(took);
+            }
+        }
+    }
+}
+
+/// A connection that asks for a stream and notes when its parts came.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) connection: Connection,
+    request: Arc<[u8]>,
+    events: u64,
+    sent_at: Instant,
+    text: Vec<u8>,
+    /// Where the text stood after each read, and when that was.
+    reads: Vec<(usize, Instant)>,
 }
 
 /// How long the parts of a stream took.
@@ -32,233 +154,79 @@ pub(crate) struct Connection {
 pub(crate) struct StreamTimes {
     /// From the request to the first byte of the body.
     pub(crate) first_byte: Duration,
-    /// From the moment upstream stamped an event until its last byte is here.
+    /// From the moment upstream stamped an event until its last byte is here. Without the first
+    /// event: of many streams that start together all come at once, which is the first byte's
+    /// business.
     pub(crate) events: Vec<Duration>,
 }
 
-enum Framing {
-    Length(usize),
-    Chunked,
-}
-
-impl Connection {
-    pub(crate) fn open(
-        target: &'static str,
-        address: SocketAddr,
-        kind: Kind,
-        request: Vec<u8>,
-    ) -> Result<Self, Failure> {
-        let stream = TcpStream::connect_timeout(&address, LIMIT)
-            .and_then(|stream| {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(LIMIT))?;
-                stream.set_write_timeout(Some(LIMIT))?;
-                Ok(stream)
-            })
-            .map_err(|cause| format!("failed to connect to `{target}` at {address}: {cause}"))?;
-        Ok(Self {
-            target,
-            kind,
-            stream,
-            request,
-            buffer: vec![0; 16 * 1024],
-            start: 0,
-            end: 0,
-            read_at: clock::instant(),
-            body: Vec::new(),
-        })
+impl Listener {
+    /// Uses a connection that has already served a request.
+    pub(crate) fn new(caller: Caller, target: &Target, events: u64, pause: Duration) -> Self {
+        Self {
+            connection: caller.connection,
+            request: target.request(Kind::Stream { events, pause }).into(),
+            events,
+            sent_at: clock::instant(),
+            text: Vec::new(),
+            reads: Vec::new(),
+        }
     }
 
-    /// One request and its checked answer.
-    pub(crate) fn exchange(&mut self) -> Result<(), Failure> {
-        self.send()?;
-        self.receive()
-    }
-
-    /// Writes the request.
     pub(crate) fn send(&mut self) -> Result<(), Failure> {
-        debug_assert!(self.kind == Kind::Small, "a stream is read by `stream`");
-        self.write()
+        self.text.clear();
+        self.reads.clear();
+        self.sent_at = clock::instant();
+        self.connection.send(&self.request)
     }
 
-    /// Reads the answer to `send` to its end and compares it with what upstream sends.
-    pub(crate) fn receive(&mut self) -> Result<(), Failure> {
-        let mut body = std::mem::take(&mut self.body);
-        body.clear();
-        self.read_answer(|data, _| body.extend_from_slice(data))?;
-        if body != ANSWER.as_bytes() {
-            return Err(self.wrong(&format!("the body is {}", excerpt(&body))));
+    /// Reads once; tells whether the stream is complete.
+    pub(crate) fn read(&mut self) -> Result<bool, Failure> {
+        let Self { connection, text, reads, .. } = self;
+        let before = text.len();
+        let is_done = connection.read(|data| text.extend_from_slice(data))?;
+        if text.len() > before {
+            reads.push((text.len(), clock::instant()));
         }
-        self.body = body;
-        Ok(())
+        Ok(is_done)
     }
 
-    /// One streamed request: every event has to come, whole and in order.
-    pub(crate) fn stream(&mut self) -> Result<StreamTimes, Failure> {
-        let mut text = Vec::new();
-        // Where the text stood after each read, and when that was.
-        let mut reads: Vec<(usize, Instant)> = Vec::new();
-        let sent_at = clock::instant();
-        self.write()?;
-        self.read_answer(|data, at| {
-            text.extend_from_slice(data);
-            reads.push((text.len(), at));
-        })?;
-        let events = event_delays(&text, &reads)
-            .ok_or_else(|| self.wrong(&format!("the stream is {}", excerpt(&text))))?;
-        Ok(StreamTimes { first_byte: reads[0].1 - sent_at, events })
+    pub(crate) fn has_begun(&self) -> bool {
+        !self.reads.is_empty()
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
-        self.stream
-            .write_all(&self.request)
-            .map_err(|cause| format!("failed to send a request to `{}`: {cause}", self.target))
+    /// The times of a complete stream; every event has to be there, whole and in order.
+    pub(crate) fn times(&self) -> Result<StreamTimes, Failure> {
+        self.delays()
+            .map(|events| StreamTimes { first_byte: self.reads[0].1 - self.sent_at, events })
+            .ok_or_else(|| self.connection.wrong(&format!("the stream is {}", excerpt(&self.text))))
     }
 
-    /// Gives the body of a 200 answer piece by piece, each with the time it was read.
-    fn read_answer(&mut self, mut on_data: impl FnMut(&[u8], Instant)) -> Result<(), Failure> {
-        match self.read_head()? {
-            Framing::Length(length) => self.pass_on(length, &mut on_data)?,
-            Framing::Chunked => loop {
-                let size = self.read_chunk_size()?;
-                self.pass_on(size, &mut on_data)?;
-                // After data, and (no trailers here) after the last chunk.
-                self.expect_line_end()?;
-                if size == 0 {
-                    break;
-                }
-            },
-        }
-        if self.start != self.end {
-            return Err(self.wrong("there are bytes after its end"));
-        }
-        Ok(())
-    }
-
-    fn read_head(&mut self) -> Result<Framing, Failure> {
-        loop {
-            let mut headers = [httparse::EMPTY_HEADER; 64];
-            let mut head = httparse::Response::new(&mut headers);
-            let unread = &self.buffer[self.start..self.end];
-            match head.parse(unread) {
-                Ok(Status::Complete(length)) => {
-                    if head.code != Some(200) {
-                        return Err(self.wrong(&excerpt(unread)));
-                    }
-                    let framing = framing(head.headers);
-                    self.start += length;
-                    return framing.ok_or_else(|| self.wrong("it has no length and no chunks"));
-                }
-                Ok(Status::Partial) => self.fill()?,
-                Err(cause) => return Err(self.wrong(&cause.to_string())),
+    /// How late each event after the first was; `None` unless the text is upstream's stream to
+    /// the byte.
+    fn delays(&self) -> Option<Vec<Duration>> {
+        let text = std::str::from_utf8(&self.text).ok()?;
+        let mut events = text.split_inclusive("\n\n");
+        let mut reads = self.reads.iter();
+        let mut read = reads.next()?;
+        let mut length = 0;
+        let mut delays = Vec::new();
+        for number in 0..self.events {
+            let event = events.next()?.strip_suffix("\n\n")?;
+            let sent = event.strip_prefix(r#"data: {"at":"#)?.split_once(',')?.0.parse().ok()?;
+            if event != upstream::event(number, sent) {
+                return None;
+            }
+            length += event.len() + 2;
+            while read.0 < length {
+                read = reads.next()?;
+            }
+            if number > 0 {
+                let delay = upstream::stamp(read.1).saturating_sub(sent);
+                delays.push(Duration::from_nanos(delay));
             }
         }
+        let is_over = events.next()?.strip_suffix("\n\n")? == upstream::DONE;
+        (is_over && events.next().is_none()).then_some(delays)
     }
-
-    fn read_chunk_size(&mut self) -> Result<usize, Failure> {
-        loop {
-            match httparse::parse_chunk_size(&self.buffer[self.start..self.end]) {
-                Ok(Status::Complete((length, size))) => {
-                    self.start += length;
-                    return usize::try_from(size).map_err(|_| self.wrong("a chunk is too large"));
-                }
-                Ok(Status::Partial) => self.fill()?,
-                Err(_) => return Err(self.wrong("a chunk size is malformed")),
-            }
-        }
-    }
-
-    fn expect_line_end(&mut self) -> Result<(), Failure> {
-        while self.end - self.start < 2 {
-            self.fill()?;
-        }
-        if !self.buffer[self.start..].starts_with(b"\r\n") {
-            return Err(self.wrong("a chunk does not end where it should"));
-        }
-        self.start += 2;
-        Ok(())
-    }
-
-    fn pass_on(
-        &mut self,
-        mut left: usize,
-        on_data: &mut impl FnMut(&[u8], Instant),
-    ) -> Result<(), Failure> {
-        while left > 0 {
-            if self.start == self.end {
-                self.fill()?;
-            }
-            let length = left.min(self.end - self.start);
-            on_data(&self.buffer[self.start..self.start + length], self.read_at);
-            self.start += length;
-            left -= length;
-        }
-        Ok(())
-    }
-
-    fn fill(&mut self) -> Result<(), Failure> {
-        self.buffer.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
-        if self.end == self.buffer.len() {
-            return Err(self.wrong("its head is too large"));
-        }
-        match self.stream.read(&mut self.buffer[self.end..]) {
-            Ok(0) => Err(self.wrong("the connection was closed before its end")),
-            Ok(count) => {
-                self.read_at = clock::instant();
-                self.end += count;
-                Ok(())
-            }
-            // The limit of the socket shows as either of the two.
-            Err(cause) if matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Err(self.wrong(&format!("nothing came for {LIMIT:?}")))
-            }
-            Err(cause) => Err(self.wrong(&cause.to_string())),
-        }
-    }
-
-    fn wrong(&self, what: &str) -> Failure {
-        format!("an answer of `{}` is wrong: {what}", self.target)
-    }
-}
-
-fn framing(headers: &[httparse::Header<'_>]) -> Option<Framing> {
-    for header in headers {
-        if header.name.eq_ignore_ascii_case("content-length") {
-            let length = std::str::from_utf8(header.value).ok()?.trim().parse().ok()?;
-            return Some(Framing::Length(length));
-        }
-        if header.name.eq_ignore_ascii_case("transfer-encoding") {
-            return header.value.eq_ignore_ascii_case(b"chunked").then_some(Framing::Chunked);
-        }
-    }
-    None
-}
-
-/// How late each event was; `None` unless the text is upstream's stream to the byte.
-fn event_delays(text: &[u8], reads: &[(usize, Instant)]) -> Option<Vec<Duration>> {
-    let text = std::str::from_utf8(text).ok()?;
-    let mut events = text.split_inclusive("\n\n");
-    let mut reads = reads.iter();
-    let mut read = reads.next()?;
-    let mut length = 0;
-    let mut delays = Vec::new();
-    for number in 0..EVENTS {
-        let event = events.next()?.strip_suffix("\n\n")?;
-        let sent = event.strip_prefix(r#"data: {"at":"#)?.split_once(',')?.0.parse().ok()?;
-        if event != upstream::event(number, sent) {
-            return None;
-        }
-        length += event.len() + 2;
-        while read.0 < length {
-            read = reads.next()?;
-        }
-        delays.push(Duration::from_nanos(upstream::stamp(read.1).saturating_sub(sent)));
-    }
-    (events.next()?.strip_suffix("\n\n")? == DONE && events.next().is_none()).then_some(delays)
-}
-
-fn excerpt(bytes: &[u8]) -> String {
-    format!("{:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(600)]))
 }

@@ -1,34 +1,78 @@
-//! The benchmark: the real binary in front of a static upstream, against that upstream alone.
+//! The benchmark: the real binary, and others beside it, in front of an upstream that costs next
+//! to nothing.
 //!
-//! `cargo bench` (about 45 s), `cargo bench -- --quick` (about 10 s), `--json` for a line per
-//! figure, `--help` for the rest. It measures and never judges a time; it fails when a request
-//! fails or an answer is not, byte for byte, the one the upstream sent.
+//! `cargo bench`, `cargo bench -- --quick`, `--help` for the rest. It measures and never judges a
+//! time; it fails when a request fails or an answer is not, byte for byte, the one the upstream
+//! sent.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command that prints its findings")]
 
+mod bodies;
+mod candidate;
 mod client;
-mod measure;
+mod crowd;
+mod decode;
+mod goals;
+mod haproxy;
+mod latency;
+mod machine;
+mod nginx;
 mod options;
+mod original;
+mod ours;
+mod pacer;
+mod plan;
 mod process;
+mod readme;
 mod report;
+mod rotation;
+mod rounds;
+mod start;
+mod stats;
+mod streams;
 mod target;
 mod upstream;
+mod usage;
+mod writes;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use measure::{Crowd, Plan, interleaved, median};
-use options::Options;
-use process::Proxy;
-use report::{Fact, Figure, Report, Unit};
-use target::{Kind, Target};
-use upstream::{Check, Upstream};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+use candidate::Entrant;
+use machine::Machine;
+use options::{Measurement, Options};
+use plan::Plan;
+use report::Report;
 
 /// Why a run is worth nothing, as a sentence.
 type Failure = String;
 
+/// The limit of every wait: a connect, a read, a write, a start.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Who is measured, and how.
+#[derive(Debug)]
+struct Run {
+    entrants: Vec<Entrant>,
+    options: Options,
+    plan: Plan,
+}
+
+type Measure = fn(&Run, &mut Report) -> Result<(), Failure>;
+
+const MEASUREMENTS: [(Measurement, Measure); 6] = [
+    (Measurement::Start, start::measure),
+    (Measurement::Latency, latency::measure),
+    (Measurement::Streams, streams::measure),
+    (Measurement::Bodies, bodies::measure),
+    (Measurement::Rotation, rotation::measure),
+    (Measurement::Writes, writes::measure),
+];
+
 fn main() -> ExitCode {
     let outcome = Options::from_command_line().and_then(|options| match options {
-        Some(options) => run(&options),
+        Some(options) => run(options),
         None => {
             println!("{}", options::USAGE);
             Ok(())
@@ -43,89 +87,32 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> Result<(), Failure> {
-    // Two upstreams of the same kind, so that the second one's connections are the proxy's alone.
-    let direct = Upstream::start(0, Check::KeyAndModel)?;
-    let check = if options.proxy.is_some() { Check::Nothing } else { Check::KeyAndModel };
-    let behind = Upstream::start(options.upstream_port, check)?;
-    let plan = if options.quick { Plan::QUICK } else { Plan::FULL };
-    let mut report = Report::new(plan.rounds);
-
-    match &options.proxy {
-        Some(url) => {
-            let targets = [Target::direct(direct.address()), Target::running(url)?];
-            measure_all(&targets, &plan, &mut report)?;
-        }
-        None => {
-            let (proxy, starts) = start_several(plan.starts, &behind)?;
-            let idle = proxy.resident_mib();
-            let targets = [Target::direct(direct.address()), Target::proxied(proxy.address())];
-            measure_all(&targets, &plan, &mut report)
-                .map_err(|failure| format!("{failure}\nthe end of its log:\n{}", proxy.log()))?;
-            report.facts = vec![
-                Fact::new("start_to_listening", Unit::Milliseconds, Some(median(starts))),
-                Fact::new("resident_after_start", Unit::Mebibytes, idle),
-                Fact::new("resident_after_runs", Unit::Mebibytes, proxy.resident_mib()),
-                Fact::new("binary_size", Unit::Mebibytes, Some(process::binary_mib()?)),
-                Fact::new("upstream_connections", Unit::Count, Some(behind.connections() as f64)),
-            ];
+fn run(options: Options) -> Result<(), Failure> {
+    ctrlc::set_handler(|| {
+        process::clear_away();
+        #[expect(clippy::disallowed_methods, reason = "main is busy measuring")]
+        std::process::exit(130)
+    })
+    .map_err(|cause| format!("failed to watch for signals: {cause}"))?;
+    raise_descriptor_limit();
+    let run = Run { entrants: candidate::entrants(&options)?, plan: Plan::of(&options), options };
+    let mut report = Report::new(Machine::look(), run.plan.rounds);
+    for (name, measure) in MEASUREMENTS {
+        if run.options.wants(name) {
+            measure(&run, &mut report)?;
         }
     }
-    print!("{}", if options.json { report.json_lines() } else { report.table() });
+    if run.options.write_readme {
+        readme::write(&report)?;
+    }
+    print!("{}", if run.options.json { report.json_lines() } else { report.text() });
     Ok(())
 }
 
-/// Starts the binary `times` times, each on a new state folder, and keeps the last one.
-/// Gives the milliseconds each took until it said that it listens.
-fn start_several(times: usize, upstream: &Upstream) -> Result<(Proxy, Vec<f64>), Failure> {
-    let mut proxy = Proxy::start(upstream.address())?;
-    let mut starts = vec![proxy.start_millis()];
-    for _ in 1..times {
-        drop(proxy);
-        proxy = Proxy::start(upstream.address())?;
-        starts.push(proxy.start_millis());
+/// Client and upstream are in this process: 500 streams have a thousand ends in it.
+fn raise_descriptor_limit() {
+    // Where this fails a connection will, and say why.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
-    Ok((proxy, starts))
 }
-
-/// Every measurement over every target; the first target is what the others are compared with.
-fn measure_all(targets: &[Target], plan: &Plan, report: &mut Report) -> Result<(), Failure> {
-    report.targets = targets.iter().map(|target| target.name.to_owned()).collect();
-
-    eprintln!("measuring: one connection …");
-    let mut single = open_all(targets, |target| target.connect(Kind::Small))?;
-    let found = interleaved(plan.rounds, &mut single, |connection| {
-        measure::latency(connection, plan.latency_time)
-    })?;
-    report.add(Figure::new("latency_p50", Unit::Microseconds), &found, 0);
-    report.add(Figure::new("latency_p99", Unit::Microseconds), &found, 1);
-    drop(single);
-
-    eprintln!("measuring: {} connections …", measure::CONNECTIONS);
-    let mut crowds = open_all(targets, Crowd::open)?;
-    let found = interleaved(plan.rounds, &mut crowds, |crowd| {
-        measure::throughput(crowd, plan.throughput_time)
-    })?;
-    report.add(Figure::new("throughput", Unit::PerSecond), &found, 0);
-    drop(crowds);
-
-    eprintln!("measuring: a stream …");
-    let mut streams = open_all(targets, |target| target.connect(Kind::Stream))?;
-    let found = interleaved(plan.rounds, &mut streams, |connection| {
-        measure::streaming(connection, plan.streams)
-    })?;
-    report.add(Figure::new("stream_first_byte", Unit::Microseconds), &found, 0);
-    report.add(Figure::new("stream_event_p50", Unit::Microseconds), &found, 1);
-    report.add(Figure::new("stream_event_p99", Unit::Microseconds), &found, 2);
-    Ok(())
-}
-
-fn open_all<T>(
-    targets: &[Target],
-    open: impl Fn(&Target) -> Result<T, Failure>,
-) -> Result<Vec<T>, Failure> {
-    targets.iter().map(open).collect()
-}
-
-/// The limit of every wait: a connect, a read, a write, a start.
-const LIMIT: Duration = Duration::from_secs(10);

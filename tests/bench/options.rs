@@ -1,5 +1,8 @@
 //! The command line.
 
+use std::path::PathBuf;
+use std::str::FromStr;
+
 use lexopt::{Arg, ValueExt};
 
 use crate::Failure;
@@ -7,21 +10,68 @@ use crate::Failure;
 pub(crate) const USAGE: &str = "\
 cargo bench [-- OPTIONS]
 
-  --quick               fewer and shorter rounds (about 10 s)
-  --json                one JSON object per figure and target instead of the table
-  --proxy URL           measure a proxy that already runs (its key bench-key-0123456789, its
-                        upstream http://127.0.0.1:N/compatible-mode/v1) instead of starting ours
-  --upstream-port N     the port of the upstream behind the proxy, for --proxy (else any free one)
+Measures upstream alone (`direct`), this proxy (`ours`) and, where they are installed, nginx and
+HAProxy as plain reverse proxies, in turns.
 
-A null test of the benchmark itself, whose ratios should be near 1:
-  cargo bench -- --upstream-port 4100 --proxy http://127.0.0.1:4100";
+  --quick               fewer and shorter rounds
+  --only NAME[,NAME]    these measurements: start, latency (and throughput), streams (and their
+                        memory), bodies, rotation, writes
+  --counts N[,N]        these numbers of connections or streams only
+  --targets NAME[,NAME] these besides `direct`
+  --binary PATH         another build of this proxy beside ours, as `other`
+  --rounds N            that many rounds
+  --json                one JSON object per line instead of the tables
+  --write-readme        put the tables into README.md as well
+  --original COMMAND    a proxy with the same settings and endpoints, as `original`: started by a
+                        shell in a new folder, told its port by PORT
+  --beside NAME=URL     a proxy that already runs, for NAME in the table: its key is
+                        bench-key-0123456789, its upstream http://127.0.0.1:N/compatible-mode/v1
+                        with N from --upstream-port; may be repeated
+  --upstream-port N     the port of the upstream behind those (else any free one)
+
+A null test of the benchmark itself, which should add nothing:
+  cargo bench -- --upstream-port 4100 --beside null=http://127.0.0.1:4100 --targets null";
 
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) quick: bool,
     pub(crate) json: bool,
-    pub(crate) proxy: Option<String>,
+    /// `None`: all of them.
+    pub(crate) only: Option<Vec<Measurement>>,
+    pub(crate) counts: Option<Vec<usize>>,
+    pub(crate) targets: Option<Vec<String>>,
+    pub(crate) rounds: Option<usize>,
+    pub(crate) binary: Option<PathBuf>,
+    pub(crate) write_readme: bool,
+    pub(crate) original: Option<String>,
+    pub(crate) beside: Vec<(String, String)>,
     pub(crate) upstream_port: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Measurement {
+    Start,
+    Latency,
+    Streams,
+    Bodies,
+    Rotation,
+    Writes,
+}
+
+impl FromStr for Measurement {
+    type Err = Failure;
+
+    fn from_str(name: &str) -> Result<Self, Failure> {
+        match name {
+            "start" => Ok(Self::Start),
+            "latency" => Ok(Self::Latency),
+            "streams" => Ok(Self::Streams),
+            "bodies" => Ok(Self::Bodies),
+            "rotation" => Ok(Self::Rotation),
+            "writes" => Ok(Self::Writes),
+            _ => Err(format!("there is no measurement `{name}`")),
+        }
+    }
 }
 
 impl Options {
@@ -33,9 +83,30 @@ impl Options {
             match arg {
                 Arg::Long("quick") => options.quick = true,
                 Arg::Long("json") => options.json = true,
-                Arg::Long("proxy") => {
-                    let url = parser.value().and_then(|value| value.string()).map_err(wrong)?;
-                    options.proxy = Some(url);
+                Arg::Long("write-readme") => options.write_readme = true,
+                Arg::Long("original") => {
+                    let line = parser.value().and_then(ValueExt::string).map_err(wrong)?;
+                    options.original = Some(line);
+                }
+                Arg::Long("only") => options.only = Some(list(&mut parser)?),
+                Arg::Long("counts") => options.counts = Some(list(&mut parser)?),
+                Arg::Long("targets") => options.targets = Some(list(&mut parser)?),
+                Arg::Long("rounds") => {
+                    options.rounds =
+                        Some(parser.value().and_then(|value| value.parse()).map_err(wrong)?);
+                }
+                Arg::Long("binary") => {
+                    let path = PathBuf::from(parser.value().map_err(wrong)?);
+                    let path = std::path::absolute(&path)
+                        .map_err(|cause| format!("failed to find `{}`: {cause}", path.display()))?;
+                    options.binary = Some(path);
+                }
+                Arg::Long("beside") => {
+                    let text = parser.value().and_then(ValueExt::string).map_err(wrong)?;
+                    let (name, url) = text
+                        .split_once('=')
+                        .ok_or_else(|| format!("--beside `{text}` is not NAME=URL"))?;
+                    options.beside.push((name.to_owned(), url.to_owned()));
                 }
                 Arg::Long("upstream-port") => {
                     options.upstream_port =
@@ -49,6 +120,29 @@ impl Options {
         }
         Ok(Some(options))
     }
+
+    pub(crate) fn wants(&self, measurement: Measurement) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(&measurement))
+    }
+
+    /// Those of `counts` that are wanted.
+    pub(crate) fn counts<'a>(&self, counts: &'a [usize]) -> impl Iterator<Item = usize> + 'a {
+        let chosen = self.counts.clone();
+        let is_wanted =
+            move |count: &usize| chosen.as_ref().is_none_or(|chosen| chosen.contains(count));
+        counts.iter().copied().filter(is_wanted)
+    }
+}
+
+fn list<T>(parser: &mut lexopt::Parser) -> Result<Vec<T>, Failure>
+where
+    T: FromStr,
+    T::Err: std::fmt::Display,
+{
+    let text = parser.value().and_then(ValueExt::string).map_err(wrong)?;
+    text.split(',')
+        .map(|item| item.parse().map_err(|cause| format!("`{item}`: {cause} (see --help)")))
+        .collect()
 }
 
 fn wrong(error: lexopt::Error) -> Failure {

@@ -1,159 +1,205 @@
-//! The proxy as a process: started, watched, killed and waited for.
+//! A candidate as a process: started, watched, ended and waited for.
 
 use std::fs;
 use std::io::Read;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dashscope_proxy::clock;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
 
-use crate::target::{MODELS, PROXY_KEY, UPSTREAM_KEYS};
+use crate::usage::{self, Usage};
 use crate::{Failure, LIMIT};
 
-const BINARY: &str = env!("CARGO_BIN_EXE_dashscope-proxy");
+/// How long a candidate may take to end when it is asked to, before it is made to.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// How much of the log is kept for a failure's message.
 const LOG_BYTES: usize = 8 * 1024;
 
-/// A running proxy; dropping it kills it and removes its folder.
+/// A new folder for a candidate's files; dropping it removes them.
+///
+/// Under the target folder: a real disk, where /tmp is often memory and fsync is free.
 #[derive(Debug)]
-pub(crate) struct Proxy {
-    child: Child,
-    folder: PathBuf,
-    log: Arc<Mutex<Vec<u8>>>,
-    address: SocketAddr,
-    start_time: Duration,
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Result<Self, Failure> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("bench-{}-{count}", std::process::id()));
+        fs::create_dir_all(&path)
+            .map_err(|cause| format!("failed to make `{}`: {cause}", path.display()))?;
+        left().1.push(path.clone());
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file and gives its path.
+    pub(crate) fn write(&self, name: &str, content: &str) -> Result<PathBuf, Failure> {
+        let path = self.0.join(name);
+        fs::write(&path, content)
+            .map_err(|cause| format!("failed to write `{}`: {cause}", path.display()))?;
+        Ok(path)
+    }
 }
 
-impl Proxy {
-    /// Starts the binary on a new state folder and waits until it listens.
-    pub(crate) fn start(upstream: SocketAddr) -> Result<Self, Failure> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        // Under the target folder: a real disk, where /tmp is often memory and fsync is free.
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("bench-{}-{count}", std::process::id()));
-        fs::create_dir_all(&folder)
-            .map_err(|cause| format!("failed to make `{}`: {cause}", folder.display()))?;
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Nothing more can be done about what cannot be removed.
+        let _ = fs::remove_dir_all(&self.0);
+        left().1.retain(|folder| *folder != self.0);
+    }
+}
 
-        let started = clock::instant();
-        let spawned = Command::new(BINARY)
-            .env_clear()
-            .env("PROXY_API_KEY", PROXY_KEY)
-            .env("DASHSCOPE_API_KEYS", UPSTREAM_KEYS.join(","))
-            .env("MODEL_IDS", MODELS.join(","))
-            .env("PORT", "0")
-            .env("OPENAI_UPSTREAM_BASE_URL", format!("http://{upstream}/compatible-mode/v1"))
-            .env("UPSTREAM_BASE_URL", format!("http://{upstream}/apps/anthropic"))
-            .env("STATE_PATH", folder.join("proxy-state.json"))
-            .env("RUST_LOG", "info")
-            // Not the repository, whose `.env` may fill what is unset here.
-            .current_dir(&folder)
+/// What has to go when this process is interrupted: process groups by their leader, and folders.
+static LEFT: Mutex<(Vec<Pid>, Vec<PathBuf>)> = Mutex::new((Vec::new(), Vec::new()));
+
+/// Ends every candidate at once and removes their files.
+pub(crate) fn clear_away() {
+    let (groups, folders) = &*left();
+    for group in groups {
+        let _ = killpg(*group, Signal::SIGKILL);
+    }
+    for folder in folders {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+fn left() -> MutexGuard<'static, (Vec<Pid>, Vec<PathBuf>)> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A running candidate with whatever processes it has made; dropping it ends them and removes
+/// the folder.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    /// The process and the group that it leads.
+    id: Pid,
+    log: Arc<Log>,
+    /// From before the process was made until it listened.
+    pub(crate) start_time: Duration,
+    // Dropped last: its files are in use until the processes are gone.
+    _folder: Folder,
+}
+
+impl Process {
+    /// Starts `command` in `folder` and waits until `is_up` gives something.
+    pub(crate) fn start<T>(
+        mut command: Command,
+        folder: Folder,
+        is_up: impl Fn(&Log) -> Option<T>,
+    ) -> Result<(Self, T), Failure> {
+        command
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
-            .spawn();
-        let mut child = match spawned {
-            Ok(child) => child,
-            Err(cause) => {
-                let _ = fs::remove_dir_all(&folder);
-                return Err(format!("failed to start `{BINARY}`: {cause}"));
-            }
-        };
-        let stderr = child.stderr.take();
-        let log = Arc::new(Mutex::new(Vec::new()));
-        // From here on `proxy` owns the child: every return kills it.
-        let mut proxy = Self {
-            child,
-            folder,
-            log: Arc::clone(&log),
-            address: upstream,
-            start_time: Duration::ZERO,
-        };
-        let (listening, heard) = mpsc::channel();
-        if let Some(stderr) = stderr {
-            thread::spawn(move || drain(stderr, &log, listening));
+            // A group of its own, so that its children can be killed with it.
+            .process_group(0);
+        let program = command.get_program().to_string_lossy().into_owned();
+        let started = clock::instant();
+        let mut child =
+            command.spawn().map_err(|cause| format!("failed to start `{program}`: {cause}"))?;
+        let id = Pid::from_raw(i32::try_from(child.id()).map_err(|cause| cause.to_string())?);
+        left().0.push(id);
+        let log = Arc::new(Log::default());
+        if let Some(stderr) = child.stderr.take() {
+            let log = Arc::clone(&log);
+            thread::spawn(move || log.fill(stderr));
         }
-        let (address, at) = heard.recv_timeout(LIMIT).map_err(|_| {
-            format!("`{BINARY}` said nothing of listening; its log:\n{}", proxy.log())
-        })?;
-        proxy.address = address;
-        proxy.start_time = at - started;
-        Ok(proxy)
+        // From here on `process` owns the child: every return ends it.
+        let mut process = Self { child, id, log, start_time: Duration::ZERO, _folder: folder };
+        loop {
+            let found = is_up(&process.log);
+            process.start_time = started.elapsed();
+            if let Some(found) = found {
+                return Ok((process, found));
+            }
+            let has_ended = matches!(process.child.try_wait(), Ok(Some(_)));
+            if has_ended || process.start_time > LIMIT {
+                return Err(format!("`{program}` does not listen\n{}", process.log.end()));
+            }
+            thread::park_timeout(Duration::from_micros(200));
+        }
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// From before the process was made until its `listening` line was read.
-    pub(crate) fn start_millis(&self) -> f64 {
-        self.start_time.as_secs_f64() * 1e3
-    }
-
-    /// The memory the process holds now; `None` where there is no /proc.
-    pub(crate) fn resident_mib(&self) -> Option<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        Some(kib / 1024.0)
+    /// What it and its children use; `None` where there is no /proc.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        usage::of_group(self.id)
     }
 
     /// The end of what it logged.
     pub(crate) fn log(&self) -> String {
-        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        self.log.end()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Asked first, so that it waits for its own children. Errors mean that it has ended
+        // already, or that nothing more can be done about it.
+        let _ = kill(self.id, Signal::SIGTERM);
+        let deadline = clock::instant() + GRACE;
+        while matches!(self.child.try_wait(), Ok(None)) && clock::instant() < deadline {
+            thread::park_timeout(Duration::from_millis(1));
+        }
+        let _ = killpg(self.id, Signal::SIGKILL);
+        let _ = self.child.wait();
+        left().0.retain(|group| *group != self.id);
+    }
+}
+
+/// What a process says on standard error.
+#[derive(Debug, Default)]
+pub(crate) struct Log(Mutex<Vec<u8>>);
+
+impl Log {
+    /// Empties the pipe in large pieces, so that a line per request costs the machine little.
+    fn fill(&self, mut stderr: impl Read) {
+        let mut piece = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = stderr.read(&mut piece) {
+            let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            log.extend_from_slice(&piece[..count]);
+            let surplus = log.len().saturating_sub(LOG_BYTES);
+            log.drain(..surplus);
+        }
+    }
+
+    pub(crate) fn end(&self) -> String {
+        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&log).into_owned()
     }
 }
 
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        // Errors mean that it has ended already, or that nothing more can be done about it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = fs::remove_dir_all(&self.folder);
-    }
+/// A port that nobody uses at this moment, for programs that cannot tell which one they chose.
+pub(crate) fn free_port() -> Result<SocketAddr, Failure> {
+    TcpListener::bind(("127.0.0.1", 0))
+        .and_then(|listener| listener.local_addr())
+        .map_err(|cause| format!("failed to find a free port: {cause}"))
 }
 
-/// The size of the measured binary.
-pub(crate) fn binary_mib() -> Result<f64, Failure> {
-    fs::metadata(BINARY)
-        .map(|metadata| metadata.len() as f64 / (1024.0 * 1024.0))
-        .map_err(|cause| format!("failed to look at `{BINARY}`: {cause}"))
+/// Whether something listens there.
+pub(crate) fn answers(address: SocketAddr) -> Option<()> {
+    TcpStream::connect(address).ok().map(drop)
 }
 
-/// Empties the log in large pieces, so that a line per request costs the machine little, and
-/// tells once where the proxy listens. Ends, and so lets the receiver know, with the process.
-fn drain(mut stderr: ChildStderr, log: &Mutex<Vec<u8>>, listening: Sender<(SocketAddr, Instant)>) {
-    let mut listening = Some(listening);
-    let mut piece = vec![0; 64 * 1024];
-    while let Ok(count @ 1..) = stderr.read(&mut piece) {
-        let at = clock::instant();
-        let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
-        log.extend_from_slice(&piece[..count]);
-        if let Some(sender) = &listening
-            && let Some(address) = listening_address(&log)
-        {
-            // A receiver that gave up has its own failure to report.
-            let _ = sender.send((address, at));
-            listening = None;
-        }
-        let surplus = log.len().saturating_sub(LOG_BYTES);
-        log.drain(..surplus);
-    }
-}
-
-/// The address in a complete line `… listening address=127.0.0.1:41234 …`.
-fn listening_address(log: &[u8]) -> Option<SocketAddr> {
-    let log = String::from_utf8_lossy(log);
-    log.split_inclusive('\n').filter(|line| line.ends_with('\n')).find_map(|line| {
-        let (_, fields) = line.split_once(" listening ")?;
-        let address = fields.split_whitespace().find_map(|field| field.strip_prefix("address="))?;
-        address.trim_matches('"').parse().ok()
-    })
+/// The first of the usual places that has this program. Users' paths lack `sbin`.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path)
+        .chain(["/usr/local/sbin", "/usr/sbin", "/opt/homebrew/bin"].map(PathBuf::from));
+    places.map(|place| place.join(name)).find(|program| program.is_file())
 }

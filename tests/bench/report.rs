@@ -1,174 +1,208 @@
-//! What was found, for people (a table with ratios) and for machines (JSON lines).
-
-use std::fmt::Write;
+//! What was found: for people (a table with ratios), and for machines (JSON lines).
 
 use serde_json::json;
 
-use crate::measure::Spread;
+use crate::candidate::{DIRECT, NGINX, OURS};
+use crate::goals::goals;
+use crate::machine::Machine;
+use crate::rounds::Turns;
+use crate::stats::Spread;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Microseconds,
     Milliseconds,
     PerSecond,
+    PerRequest,
     Mebibytes,
+    MebibytesPerSecond,
     Count,
 }
 
 impl Unit {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Microseconds => "us",
             Self::Milliseconds => "ms",
             Self::PerSecond => "1/s",
             Self::Mebibytes => "MiB",
-            Self::Count => "",
+            Self::MebibytesPerSecond => "MiB/s",
+            Self::PerRequest | Self::Count => "",
         }
     }
 
-    fn decimals(self) -> usize {
+    pub(crate) fn decimals(self) -> usize {
         match self {
             Self::Microseconds => 1,
+            Self::PerRequest => 3,
             Self::Milliseconds | Self::Mebibytes => 2,
-            Self::PerSecond | Self::Count => 0,
+            Self::PerSecond | Self::MebibytesPerSecond | Self::Count => 0,
         }
+    }
+
+    fn is_time(self) -> bool {
+        matches!(self, Self::Microseconds | Self::Milliseconds)
     }
 }
 
-/// A figure that every target has.
+/// One thing that was measured of several targets.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    name: &'static str,
-    unit: Unit,
-    /// In the order of the report's targets.
-    values: Vec<Spread>,
+    pub(crate) name: String,
+    pub(crate) unit: Unit,
+    pub(crate) values: Vec<Value>,
+}
+
+/// What was found for one target.
+#[derive(Debug)]
+pub(crate) struct Value {
+    pub(crate) target: String,
+    pub(crate) spread: Spread,
 }
 
 impl Figure {
-    pub(crate) fn new(name: &'static str, unit: Unit) -> Self {
-        Self { name, unit, values: Vec::new() }
+    pub(crate) fn of(&self, target: &str) -> Option<&Value> {
+        self.values.iter().find(|value| value.target == target)
     }
-}
 
-/// A figure of the proxy's process alone.
-#[derive(Debug)]
-pub(crate) struct Fact {
-    name: &'static str,
-    unit: Unit,
-    /// `None` where the system does not tell.
-    value: Option<f64>,
-}
+    fn write(&self, text: &mut String) {
+        let decimals = self.unit.decimals();
+        let mut title = format!("{} {}", self.name, self.unit.name());
+        for value in &self.values {
+            let Spread { low, median, high } = value.spread;
+            let range = format!("{low:.decimals$}..{high:.decimals$}");
+            let added = self.added(value);
+            let added = added.map_or(String::new(), |added| format!("{added:+.decimals$}"));
+            let [to_nginx, to_ours] = [NGINX, OURS].map(|to| {
+                self.ratio(value, to).map_or(String::new(), |ratio| format!("{ratio:.2}"))
+            });
+            // Once for each figure.
+            let title = std::mem::take(&mut title);
+            *text += &format!(
+                "{title:<44}{:<10}{median:>10.decimals$}{range:>20}{added:>10}{to_nginx:>8}{to_ours:>8}\n",
+                value.target,
+            );
+        }
+    }
 
-impl Fact {
-    pub(crate) fn new(name: &'static str, unit: Unit, value: Option<f64>) -> Self {
-        Self { name, unit, value }
+    /// What a target adds to the direct one's time; a rate, a size or a count has no such thing.
+    pub(crate) fn added(&self, value: &Value) -> Option<f64> {
+        let direct = self.of(DIRECT).filter(|_| self.unit.is_time() && value.target != DIRECT)?;
+        Some(value.spread.median - direct.spread.median)
+    }
+
+    /// How a target compares with another one: what it adds with what the other one adds, where
+    /// there is such a thing (and the other one adds anything), else the value itself.
+    pub(crate) fn ratio(&self, value: &Value, to: &str) -> Option<f64> {
+        let other = self.of(to).filter(|_| value.target != DIRECT && value.target != to)?;
+        match (self.added(value), self.added(other)) {
+            (Some(added), Some(by_other)) => (by_other > 0.0).then(|| added / by_other),
+            _ => Some(value.spread.median / other.spread.median),
+        }
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Report {
-    rounds: usize,
-    /// Names; the first is what the others are compared with.
-    pub(crate) targets: Vec<String>,
-    figures: Vec<Figure>,
-    pub(crate) facts: Vec<Fact>,
+    pub(crate) machine: Machine,
+    pub(crate) rounds: usize,
+    pub(crate) figures: Vec<Figure>,
 }
 
 impl Report {
-    pub(crate) fn new(rounds: usize) -> Self {
-        Self { rounds, targets: Vec::new(), figures: Vec::new(), facts: Vec::new() }
+    pub(crate) fn new(machine: Machine, rounds: usize) -> Self {
+        Self { machine, rounds, figures: Vec::new() }
     }
 
-    /// Adds a figure: number `at` of what a measurement found for each target.
-    pub(crate) fn add(&mut self, figure: Figure, found: &[Vec<Spread>], at: usize) {
-        let values = found.iter().map(|values| values[at]).collect();
-        self.figures.push(Figure { values, ..figure });
+    /// Adds figures: of what the turns of each target found, number 0 is the first of `figures`
+    /// and so on. What is not a number is what this target does not have.
+    pub(crate) fn add<T: AsRef<str>>(
+        &mut self,
+        figures: &[(String, Unit)],
+        targets: impl IntoIterator<Item = T>,
+        found: Vec<Turns>,
+    ) {
+        let found: Vec<_> = targets.into_iter().zip(found).collect();
+        for (at, (name, unit)) in figures.iter().enumerate() {
+            let value = |(target, turns): &(T, Turns)| {
+                let spread = Spread::of(turns.iter().map(|turn| turn[at]).collect());
+                let target = target.as_ref().to_owned();
+                (!spread.median.is_nan()).then_some(Value { target, spread })
+            };
+            let values = found.iter().filter_map(value).collect();
+            self.figures.push(Figure { name: name.clone(), unit: *unit, values });
+        }
     }
 
-    /// A line per figure: each target's median, lowest and highest round, and for all but the first the ratio to the first
-    /// and, for times, what was added.
-    pub(crate) fn table(&self) -> String {
-        let mut text = format!("{}\n\n{:<22}{:>5}", self.conditions(), "", "");
-        for (at, target) in self.targets.iter().enumerate() {
-            push(&mut text, format_args!("{target:>12}{:>18}", "low..high"));
-            if at > 0 {
-                push(&mut text, format_args!("{:>9}{:>11}", "ratio", "added"));
+    pub(crate) fn median(&self, figure: &str, target: &str) -> Option<f64> {
+        let figure = self.figures.iter().find(|it| it.name == figure)?;
+        Some(figure.of(target)?.spread.median)
+    }
+
+    /// Everyone of whom something is known: the direct one, then in the order in which they came.
+    pub(crate) fn targets(&self) -> Vec<&str> {
+        let mut targets: Vec<&str> = Vec::new();
+        for value in self.figures.iter().flat_map(|figure| &figure.values) {
+            if !targets.contains(&value.target.as_str()) {
+                targets.push(&value.target);
             }
+        }
+        targets.sort_by_key(|target| *target != DIRECT);
+        targets
+    }
+
+    /// The machine; a line per figure and target with its median, its lowest and highest round,
+    /// what it adds to the direct one, and how that compares with nginx and ours; the goals.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!(
+            "{}, medians of {} rounds\n\n{:<44}{:<10}{:>10}{:>20}{:>10}{:>8}{:>8}\n",
+            self.machine.sentence(),
+            self.rounds,
+            "",
+            "",
+            "median",
+            "low..high",
+            "added",
+            ":nginx",
+            ":ours"
+        );
+        for figure in &self.figures {
+            figure.write(&mut text);
         }
         text.push('\n');
-        for Figure { name, unit, values } in &self.figures {
-            let decimals = unit.decimals();
-            push(&mut text, format_args!("{name:<22}{:>5}", unit.name()));
-            for (at, Spread { low, median, high }) in values.iter().enumerate() {
-                let range = format!("{low:.decimals$}..{high:.decimals$}");
-                push(&mut text, format_args!("{median:>12.decimals$}{range:>18}"));
-                if at > 0 {
-                    push(&mut text, format_args!("{:>9.3}", median / values[0].median));
-                    match added(*unit, *median, values[0].median) {
-                        Some(added) => push(&mut text, format_args!("{added:>+11.decimals$}")),
-                        None => push(&mut text, format_args!("{:>11}", "")),
-                    }
-                }
-            }
-            text.push('\n');
-        }
-        if !self.facts.is_empty() {
-            text.push_str("\nthe proxy's process\n");
-        }
-        for Fact { name, unit, value } in &self.facts {
-            let Some(value) = value else { continue };
-            let decimals = unit.decimals();
-            push(&mut text, format_args!("{name:<22}{:>5}{value:>12.decimals$}\n", unit.name()));
+        for goal in goals(self) {
+            let Some(found) = goal.found else { continue };
+            let verdict = if found.is_met { "met" } else { "NOT met" };
+            text += &format!("{:<34}{:<28}{:<12}{verdict}\n", goal.what, goal.limit, found.shown);
         }
         text
     }
 
-    /// The conditions, then an object per figure and target, then one per fact.
+    /// The machine, then an object per figure and target, then one per goal.
     pub(crate) fn json_lines(&self) -> String {
-        let mut lines = vec![json!({
-            "cores": cores(), "os": std::env::consts::OS, "arch": std::env::consts::ARCH,
-            "debug": cfg!(debug_assertions), "rounds": self.rounds,
-        })];
-        for Figure { name, unit, values } in &self.figures {
-            for (at, (target, value)) in self.targets.iter().zip(values).enumerate() {
-                let mut line = json!({
-                    "name": name, "unit": unit.name(), "target": target, "value": value.median,
-                    "low": value.low, "high": value.high,
-                });
-                if at > 0 {
-                    line["ratio"] = json!(value.median / values[0].median);
-                    line["added"] = json!(added(*unit, value.median, values[0].median));
-                }
-                lines.push(line);
+        let mut lines = vec![json!({"machine": self.machine.json(), "rounds": self.rounds})];
+        for figure in &self.figures {
+            for value in &figure.values {
+                let Spread { low, median, high } = value.spread;
+                lines.push(json!({
+                    "name": figure.name, "unit": figure.unit.name(), "target": value.target,
+                    "value": median, "low": low, "high": high,
+                    "added": figure.added(value), "to_nginx": figure.ratio(value, NGINX),
+                    "to_ours": figure.ratio(value, OURS),
+                }));
             }
         }
-        for Fact { name, unit, value } in &self.facts {
-            lines.push(json!({"name": name, "unit": unit.name(), "value": value}));
+        for goal in goals(self) {
+            let (found, is_met) = goal.found.map(|found| (found.shown, found.is_met)).unzip();
+            lines.push(json!({
+                "goal": goal.what, "limit": goal.limit, "found": found, "met": is_met,
+            }));
         }
         lines.iter().map(|line| format!("{line}\n")).collect()
     }
-
-    fn conditions(&self) -> String {
-        let build = if cfg!(debug_assertions) { "DEBUG build" } else { "optimised build" };
-        format!(
-            "{} {}, {} cores, {build}, medians of {} rounds",
-            std::env::consts::OS,
-            std::env::consts::ARCH,
-            cores(),
-            self.rounds
-        )
-    }
 }
 
-/// What a target adds to the first one's time; a rate has no such thing.
-fn added(unit: Unit, value: f64, reference: f64) -> Option<f64> {
-    matches!(unit, Unit::Microseconds | Unit::Milliseconds).then_some(value - reference)
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(0, usize::from)
-}
-
-fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
-    text.write_fmt(piece).expect("writing to a String does not fail");
+/// `1 stream`, `64 streams`.
+pub(crate) fn plural(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,68 +1,64 @@
-//! What is measured: an address, and how a request to it looks.
-//!
-//! A further candidate (nginx, HAProxy) is one more constructor and one more entry in the list
-//! of `main.rs`.
+//! How a request to a candidate looks.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use crate::Failure;
-use crate::client::Connection;
 
 /// What the clients of the proxy send.
 pub(crate) const PROXY_KEY: &str = "bench-key-0123456789";
-/// The keys the proxy owns, and the first of which the direct client uses.
+/// The keys the proxy owns. The first is the one that plain proxies and the direct client use.
 pub(crate) const UPSTREAM_KEYS: [&str; 2] = ["sk-bench-1", "sk-bench-2"];
 /// The models of the pool.
 pub(crate) const MODELS: [&str; 2] = ["m1", "m2"];
 
-const PROXY_PATH: &str = "/v1/chat/completions";
-const UPSTREAM_PATH: &str = "/compatible-mode/v1/chat/completions";
+/// Where upstream serves; a candidate may say the same more shortly.
+pub(crate) const UPSTREAM_PATH: &str = "/compatible-mode/v1/chat/completions";
+pub(crate) const PROXY_PATH: &str = "/v1/chat/completions";
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One JSON answer with a length.
+    /// One JSON answer of some hundred bytes.
     Small,
-    /// A paced SSE stream.
-    Stream,
+    /// One JSON answer of that many bytes.
+    Answer(usize),
+    /// A small answer; the request's body has that many bytes.
+    Body(usize),
+    /// An SSE stream.
+    Stream { events: u64, pause: Duration },
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Target {
-    pub(crate) name: &'static str,
-    address: SocketAddr,
-    path: String,
-    headers: Vec<(&'static str, String)>,
-    model: &'static str,
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) path: String,
+    /// Where streams are asked for: a plain proxy has to be told not to buffer them.
+    pub(crate) stream_path: String,
+    pub(crate) key: &'static str,
+    /// One of the pool where nobody on the way puts it in.
+    pub(crate) model: &'static str,
 }
 
 impl Target {
-    /// The upstream itself: what all others are compared with.
-    pub(crate) fn direct(address: SocketAddr) -> Self {
+    /// A proxy of the pool: ours, or one with the same endpoints.
+    pub(crate) fn pool(name: &str, address: SocketAddr) -> Self {
         Self {
-            name: "direct",
-            address,
-            path: UPSTREAM_PATH.to_owned(),
-            headers: vec![("authorization", format!("Bearer {}", UPSTREAM_KEYS[0]))],
-            model: MODELS[0],
-        }
-    }
-
-    /// The proxy at `address`.
-    pub(crate) fn proxied(address: SocketAddr) -> Self {
-        Self {
-            name: "proxied",
+            name: name.to_owned(),
             address,
             path: PROXY_PATH.to_owned(),
-            headers: vec![("authorization", format!("Bearer {PROXY_KEY}"))],
+            stream_path: PROXY_PATH.to_owned(),
+            key: PROXY_KEY,
             model: "chosen-by-the-proxy",
         }
     }
 
-    /// A proxy that someone else started, `http://host:port` with or without a path before `/v1`.
-    pub(crate) fn running(url: &str) -> Result<Self, Failure> {
+    /// A proxy of the pool that someone else started, `http://host:port` with or without a path
+    /// before `/v1`.
+    pub(crate) fn running(name: &str, url: &str) -> Result<Self, Failure> {
         let wrong =
-            |cause: &dyn std::fmt::Display| format!("failed to use --proxy `{url}`: {cause}");
+            |cause: &dyn std::fmt::Display| format!("failed to use --beside `{url}`: {cause}");
         let uri: http::Uri = url.parse().map_err(|cause: http::uri::InvalidUri| wrong(&cause))?;
         let Some(host) = uri.host().filter(|_| uri.scheme_str() == Some("http")) else {
             return Err(wrong(&"it is no http:// URL"));
@@ -73,34 +69,68 @@ impl Target {
             .next()
             .ok_or_else(|| wrong(&"its name has no address"))?;
         let path = format!("{}{PROXY_PATH}", uri.path().trim_end_matches('/'));
-        Ok(Self { path, ..Self::proxied(address) })
-    }
-
-    /// A new connection that sends requests of this kind.
-    pub(crate) fn connect(&self, kind: Kind) -> Result<Connection, Failure> {
-        Connection::open(self.name, self.address, kind, self.request(kind))
+        Ok(Self { path: path.clone(), stream_path: path, ..Self::pool(name, address) })
     }
 
     /// Head and body of a request as they go onto the wire.
-    fn request(&self, kind: Kind) -> Vec<u8> {
-        let stream = if kind == Kind::Stream { "true" } else { "false" };
-        let body = format!(
-            concat!(
-                r#"{{"model":"{}","messages":[{{"role":"system","content":"Answer in a word."}},"#,
-                r#"{{"role":"user","content":"Which three rivers meet at Passau, and which of "#,
-                r#"them gives its name?"}}],"temperature":0.7,"stream":{}}}"#
-            ),
-            self.model, stream
-        );
-        let mut head = format!(
-            "POST {} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n",
-            self.path,
+    pub(crate) fn request(&self, kind: Kind) -> Vec<u8> {
+        let body = self.body(kind);
+        let path = if matches!(kind, Kind::Stream { .. }) { &self.stream_path } else { &self.path };
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
             self.address,
+            self.key,
             body.len()
         );
-        for (name, value) in &self.headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
-        }
-        format!("{head}\r\n{body}").into_bytes()
+        [head, body].concat().into_bytes()
+    }
+
+    /// Makes every slot of the pool available again.
+    pub(crate) fn reset_request(&self) -> Vec<u8> {
+        self.own("POST", "/models/reset", r#"{"all":true}"#)
+    }
+
+    /// Asks a proxy of the pool for what it counts.
+    pub(crate) fn metrics_request(&self) -> Vec<u8> {
+        self.own("GET", "/metrics", "")
+    }
+
+    fn own(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
+             content-length: {}\r\n\r\n{body}",
+            self.address,
+            self.key,
+            body.len()
+        )
+        .into_bytes()
+    }
+
+    fn body(&self, kind: Kind) -> String {
+        // Upstream looks for these; anybody else passes on what it does not know.
+        let wish = match kind {
+            Kind::Small | Kind::Body(_) => r#""stream":false"#.to_owned(),
+            Kind::Answer(size) => format!(r#""stream":false,"answer":{size}"#),
+            Kind::Stream { events, pause } => {
+                format!(r#""stream":true,"events":{events},"pause":{}"#, pause.as_micros())
+            }
+        };
+        let start = format!(
+            concat!(
+                r#"{{"model":"{}",{},"temperature":0.7,"messages":["#,
+                r#"{{"role":"system","content":"Answer in a word."}},"#,
+                r#"{{"role":"user","content":"Which three rivers meet at Passau, and which of "#,
+                r#"them gives its name?"#
+            ),
+            self.model, wish
+        );
+        let end = r#""}]}"#;
+        let filling = match kind {
+            Kind::Body(size) => size.saturating_sub(start.len() + end.len()),
+            Kind::Small | Kind::Answer(_) | Kind::Stream { .. } => 0,
+        };
+        let filling: String = " And why is that so?".chars().cycle().take(filling).collect();
+        start + &filling + end
     }
 }

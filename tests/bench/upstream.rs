@@ -1,34 +1,44 @@
-//! The static upstream: a thread per connection, prebuilt answers, one write each.
+//! The upstream that stands behind every candidate: a thread per connection, prebuilt answers,
+//! one write each, and one pacer for all streams.
 //!
 //! It must cost as little as possible, and still refuse what a working proxy would not send.
 
-use std::io::{ErrorKind, Read, Write};
+use std::collections::HashMap;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dashscope_proxy::clock;
+use memchr::memmem;
+use nix::sys::socket::{Backlog, listen};
 
-use crate::target::{MODELS, UPSTREAM_KEYS};
+use crate::pacer::{Paced, Pacer};
+use crate::target::{Kind, MODELS, UPSTREAM_KEYS};
 use crate::{Failure, LIMIT};
 
-/// How many events a stream has.
-pub(crate) const EVENTS: u64 = 200;
-const PAUSE: Duration = Duration::from_millis(1);
+/// Before and after the words of an answer.
+const ANSWER: [&str; 2] = [
+    concat!(
+        r#"{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"m1","#,
+        r#""choices":[{"index":0,"message":{"role":"assistant","content":""#
+    ),
+    concat!(
+        r#""},"finish_reason":"stop"}],"usage":{"prompt_tokens":31,"completion_tokens":23,"#,
+        r#""total_tokens":54}}"#
+    ),
+];
+const WORDS: &str = "Danube, Inn and Ilz meet there; the town is named after a Roman cohort. ";
+/// The size of an answer when the request does not care.
+const SMALL_ANSWER: usize = 350;
 
-/// The body of every answer that is no stream.
-pub(crate) const ANSWER: &str = concat!(
-    r#"{"id":"chatcmpl-bench","object":"chat.completion","created":1700000000,"model":"m1","#,
-    r#""choices":[{"index":0,"message":{"role":"assistant","content":"Danube, Inn and Ilz meet "#,
-    r#"there; the town is named after a Roman cohort and not after any of them."},"#,
-    r#""finish_reason":"stop"}],"usage":{"prompt_tokens":31,"completion_tokens":23,"#,
-    r#""total_tokens":54}}"#
+/// What DashScope says when a slot's free quota is used up.
+const EXHAUSTED: &str = concat!(
+    r#"{"error":{"message":"The free tier of the model has been exhausted.","type":"#,
+    r#""AllocationQuota.FreeTierOnly","code":"AllocationQuota.FreeTierOnly"}}"#
 );
-
-const STREAM_HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\
-                           cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
 
 /// The last event of a stream.
 pub(crate) const DONE: &str = "data: [DONE]";
@@ -49,6 +59,26 @@ pub(crate) fn event(number: u64, stamp: u64) -> String {
     )
 }
 
+/// The body of the answer to a request that asks for no stream.
+pub(crate) fn answer_to(kind: Kind) -> Arc<[u8]> {
+    answer(match kind {
+        Kind::Answer(size) => size,
+        Kind::Small | Kind::Body(_) | Kind::Stream { .. } => SMALL_ANSWER,
+    })
+}
+
+/// An answer of `size` bytes, or a little more where that is too few; each is made once.
+fn answer(size: usize) -> Arc<[u8]> {
+    static MADE: LazyLock<Mutex<HashMap<usize, Arc<[u8]>>>> = LazyLock::new(Mutex::default);
+    let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let make = || {
+        let [before, after] = ANSWER;
+        let words = WORDS.bytes().cycle().take(size.saturating_sub(before.len() + after.len()));
+        before.bytes().chain(words).chain(after.bytes()).collect()
+    };
+    Arc::clone(made.entry(size).or_insert_with(make))
+}
+
 /// What a request must have for a good answer, besides its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
@@ -60,74 +90,137 @@ pub(crate) enum Check {
 
 /// A listening upstream. Its threads end with the process: closing early would be a failure to
 /// those who are being measured.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Upstream {
     address: SocketAddr,
-    connections: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    check: Check,
+    pacer: Pacer,
+    /// Connections open now, and the most there were at once.
+    open: AtomicU64,
+    most: AtomicU64,
+    /// How many of the next requests find an exhausted slot.
+    refusals: AtomicU64,
 }
 
 impl Upstream {
     /// Listens on loopback; port 0 is any free one.
     pub(crate) fn start(port: u16, check: Check) -> Result<Self, Failure> {
         LazyLock::force(&START);
-        let failed = |cause| format!("failed to listen on port `{port}` as upstream: {cause}");
+        let failed = |cause: std::io::Error| {
+            format!("failed to listen on port `{port}` as upstream: {cause}")
+        };
         let listener = TcpListener::bind(("127.0.0.1", port)).map_err(failed)?;
+        // std's 128 are too few for 500 that connect at once: some would wait a second.
+        Backlog::new(1024)
+            .and_then(|backlog| listen(&listener, backlog))
+            .map_err(|cause| failed(cause.into()))?;
         let address = listener.local_addr().map_err(failed)?;
-        let connections = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&connections);
+        let shared = Arc::new(Shared {
+            check,
+            pacer: Pacer::start(),
+            open: AtomicU64::new(0),
+            most: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+        });
+        let upstream = Self { address, shared: Arc::clone(&shared) };
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                counter.fetch_add(1, Ordering::Relaxed);
-                // A connection that breaks shows as a failed request at its client.
-                thread::spawn(move || serve(stream, check));
+                let open = shared.open.fetch_add(1, Ordering::Relaxed) + 1;
+                shared.most.fetch_max(open, Ordering::Relaxed);
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    // A connection that breaks shows as a failed request at its client.
+                    let _ = serve(stream, &shared);
+                    shared.open.fetch_sub(1, Ordering::Relaxed);
+                });
             }
         });
-        Ok(Self { address, connections })
+        Ok(upstream)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many connections were opened to it so far.
-    pub(crate) fn connections(&self) -> u64 {
-        self.connections.load(Ordering::Relaxed)
+    /// The most connections that were open to it at one time.
+    pub(crate) fn most_connections(&self) -> u64 {
+        self.shared.most.load(Ordering::Relaxed)
+    }
+
+    /// Lets the next `count` requests find an exhausted slot, whichever it is.
+    pub(crate) fn refuse(&self, count: u64) {
+        self.shared.refusals.store(count, Ordering::Relaxed);
     }
 }
 
-fn serve(mut stream: TcpStream, check: Check) -> std::io::Result<()> {
+fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    // No read limit: a kept-alive connection may rest through the other target's rounds.
+    // No read limit: a kept-alive connection may rest through the other targets' rounds.
     stream.set_write_timeout(Some(LIMIT))?;
-    let answer = format!(
-        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ANSWER}",
-        ANSWER.len()
-    );
-    let mut buffer = vec![0; 64 * 1024];
+    let stream = Arc::new(stream);
+    let small = whole_answer("200 OK", &answer(SMALL_ANSWER));
+    let mut large = (SMALL_ANSWER, Vec::new());
+    let mut buffer = vec![0; 8 * 1024];
     let mut filled = 0;
     loop {
         let request = loop {
-            match read_request(&buffer[..filled], check) {
+            match read_request(&buffer[..filled], shared.check) {
                 Some(request) => break request,
-                None if filled == buffer.len() => return Err(ErrorKind::InvalidData.into()),
-                None => match stream.read(&mut buffer[filled..])? {
-                    0 => return Ok(()),
-                    count => filled += count,
-                },
+                None => {
+                    if filled == buffer.len() {
+                        buffer.resize(buffer.len() * 4, 0);
+                    }
+                    match (&*stream).read(&mut buffer[filled..])? {
+                        0 => return Ok(()),
+                        count => filled += count,
+                    }
+                }
             }
         };
         match request.wish {
-            Wish::Answer => stream.write_all(answer.as_bytes())?,
-            Wish::Stream => write_stream(&mut stream)?,
             Wish::Refusal(cause) => {
-                let length = cause.len();
-                let head = "HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length:";
-                return stream.write_all(format!("{head} {length}\r\n\r\n{cause}").as_bytes());
+                let answer = whole_answer("400 Bad Request\r\nconnection: close", cause.as_bytes());
+                return (&*stream).write_all(&answer);
+            }
+            _ if shared.refuses() => {
+                let answer = whole_answer("403 Forbidden", EXHAUSTED.as_bytes());
+                (&*stream).write_all(&answer)?;
+            }
+            Wish::Answer(SMALL_ANSWER) => (&*stream).write_all(&small)?,
+            Wish::Answer(size) => {
+                if large.0 != size {
+                    large = (size, whole_answer("200 OK", &answer(size)));
+                }
+                (&*stream).write_all(&large.1)?;
+            }
+            Wish::Stream { events, pause } => {
+                shared.pacer.begin(Paced::new(Arc::clone(&stream), events, pause))?;
             }
         }
         buffer.copy_within(request.length..filled, 0);
         filled -= request.length;
     }
+}
+
+impl Shared {
+    fn refuses(&self) -> bool {
+        let count = |count: u64| count.checked_sub(1);
+        self.refusals.load(Ordering::Relaxed) > 0
+            && self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count).is_ok()
+    }
+}
+
+fn whole_answer(status: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
 }
 
 struct Request {
@@ -136,8 +229,8 @@ struct Request {
 }
 
 enum Wish {
-    Answer,
-    Stream,
+    Answer(usize),
+    Stream { events: u64, pause: Duration },
     Refusal(&'static str),
 }
 
@@ -160,7 +253,9 @@ fn read_request(bytes: &[u8], check: Check) -> Option<Request> {
         return refusal("the request has no content-length");
     };
     let end = body_start.saturating_add(length);
-    let body = bytes.get(body_start..end)?;
+    // What it asks for stands in its first bytes; the rest of a large one is only counted.
+    let wishes = bytes.get(body_start..end)?;
+    let wishes = &wishes[..wishes.len().min(256)];
 
     if head.method != Some("POST")
         || !head.path.is_some_and(|path| path.ends_with("/chat/completions"))
@@ -172,38 +267,32 @@ fn read_request(bytes: &[u8], check: Check) -> Option<Request> {
         if !key.is_some_and(|key| UPSTREAM_KEYS.contains(&key)) {
             return refusal("the request has no key of the pool");
         }
-        if !MODELS.iter().any(|model| contains(body, &format!(r#""model":"{model}""#))) {
+        if !MODELS.iter().any(|model| contains(wishes, &format!(r#""model":"{model}""#))) {
             return refusal("the request has no model of the pool");
         }
     }
-    let wish = if contains(body, r#""stream":true"#) { Wish::Stream } else { Wish::Answer };
+    let wish = if contains(wishes, r#""stream":true"#) {
+        match (number(wishes, "events"), number(wishes, "pause")) {
+            (Some(events), Some(pause)) => {
+                Wish::Stream { events, pause: Duration::from_micros(pause) }
+            }
+            _ => return refusal("the stream has no events or no pause"),
+        }
+    } else {
+        let size = number(wishes, "answer").and_then(|size| usize::try_from(size).ok());
+        Wish::Answer(size.unwrap_or(SMALL_ANSWER))
+    };
     Some(Request { length: end, wish })
 }
 
 fn contains(body: &[u8], text: &str) -> bool {
-    body.windows(text.len()).any(|window| window == text.as_bytes())
+    memmem::find(body, text.as_bytes()).is_some()
 }
 
-/// Head, events and end, each in its own write; the events at fixed times, so that a late one
-/// does not delay the following.
-fn write_stream(stream: &mut TcpStream) -> std::io::Result<()> {
-    stream.write_all(STREAM_HEAD.as_bytes())?;
-    let mut due = clock::instant();
-    for number in 0..EVENTS {
-        wait_until(due);
-        due += PAUSE;
-        let event = event(number, stamp(clock::instant()));
-        stream.write_all(format!("{:x}\r\n{event}\n\n\r\n", event.len() + 2).as_bytes())?;
-    }
-    stream.write_all(format!("{:x}\r\n{DONE}\n\n\r\n0\r\n\r\n", DONE.len() + 2).as_bytes())
-}
-
-fn wait_until(due: Instant) {
-    loop {
-        let left = due.saturating_duration_since(clock::instant());
-        if left.is_zero() {
-            return;
-        }
-        thread::park_timeout(left);
-    }
+/// The number that is called `name` in the body.
+fn number(body: &[u8], name: &str) -> Option<u64> {
+    let name = format!(r#""{name}":"#);
+    let start = memmem::find(body, name.as_bytes())? + name.len();
+    let digits = body[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(&body[start..start + digits]).ok()?.parse().ok()
 }

@@ -1,0 +1,49 @@
+//! Answers and requests of several sizes, one after another on one connection.
+
+use std::time::Duration;
+
+use dashscope_proxy::clock;
+
+use crate::candidate::{Candidate, with_all};
+use crate::client::Caller;
+use crate::report::{Report, Unit};
+use crate::rounds::interleaved;
+use crate::stats::{median, micros};
+use crate::target::Kind;
+use crate::{Failure, Run};
+
+const SIZES: [(&str, usize); 3] = [("1 KB", 1 << 10), ("100 KB", 100 << 10), ("10 MB", 10 << 20)];
+
+pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
+    with_all(&run.entrants, None, |candidates| {
+        for (shown, size) in SIZES {
+            for (what, kind) in [("answer", Kind::Answer(size)), ("request", Kind::Body(size))] {
+                eprintln!("measuring: {what}s of {shown} …");
+                let open = |candidate: &Candidate| Caller::open(&candidate.target, kind);
+                let mut all: Vec<_> = candidates.iter().map(open).collect::<Result<_, _>>()?;
+                let found = interleaved(run.plan.rounds, &mut all, |caller| {
+                    turn(caller, size, run.plan.body_time)
+                })?;
+                let figures = [
+                    (format!("{what} of {shown}, p50"), Unit::Microseconds),
+                    (format!("{what} of {shown}, rate"), Unit::MebibytesPerSecond),
+                ];
+                // The rate of a small one is its latency once more.
+                let is_large = size >= 1 << 20;
+                report.add(&figures[..1 + usize::from(is_large)], candidates, found);
+            }
+        }
+        Ok(())
+    })
+}
+
+fn turn(caller: &mut Caller, size: usize, time: Duration) -> Result<Vec<f64>, Failure> {
+    let end = clock::instant() + time;
+    let mut found = Vec::new();
+    while found.is_empty() || clock::instant() < end {
+        found.push(micros(caller.exchange()?));
+    }
+    let p50 = median(found);
+    let mebibytes = size as f64 / f64::from(1 << 20);
+    Ok(vec![p50, mebibytes / (p50 / 1e6)])
+}

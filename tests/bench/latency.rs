@@ -1,0 +1,115 @@
+//! Latency and throughput: every connection always has one request in flight.
+//!
+//! With one connection the latency is the time of a request on a machine that has nothing else
+//! to do. With more it is what a request takes while the machine is as busy as it can be, shared
+//! as it is by client, candidate and upstream: most of it is waiting for the others, and its mean
+//! is the number of connections divided by the throughput.
+
+use std::time::Duration;
+
+use dashscope_proxy::clock;
+
+use crate::candidate::{Candidate, with_all};
+use crate::client::Caller;
+use crate::crowd::{Further, watch};
+use crate::report::{Report, Unit, plural};
+use crate::rounds::interleaved;
+use crate::stats::{micros, p50_p99};
+use crate::target::{Kind, Target};
+use crate::{Failure, Run};
+
+pub(crate) const COUNTS: [usize; 4] = [1, 16, 64, 256];
+
+pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
+    with_all(&run.entrants, None, |candidates| {
+        for count in run.options.counts(&COUNTS) {
+            let shown = plural(count, "connection");
+            eprintln!("measuring: {shown} …");
+            let mut all = Vec::new();
+            for candidate in candidates {
+                all.push((candidate, open(&candidate.target, count)?));
+            }
+            let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
+                turn(candidate, callers, run.plan.latency_time)
+            })?;
+            let figures = [
+                (format!("latency p50, {shown}"), Unit::Microseconds),
+                (format!("latency p99, {shown}"), Unit::Microseconds),
+                (format!("throughput, {shown}"), Unit::PerSecond),
+                (format!("CPU per request, {shown}"), Unit::Microseconds),
+            ];
+            report.add(&figures, candidates, found);
+        }
+        let standing = candidates.iter().map(|candidate| {
+            let (resident, peak) = candidate.memory();
+            vec![vec![resident, peak, candidate.upstream.most_connections() as f64]]
+        });
+        let figures = [
+            ("memory after these".to_owned(), Unit::Mebibytes),
+            ("memory, most so far".to_owned(), Unit::Mebibytes),
+            ("upstream connections".to_owned(), Unit::Count),
+        ];
+        report.add(&figures, candidates, standing.collect());
+        Ok(())
+    })
+}
+
+/// Opens the connections one after another, each with a finished request on it before the next:
+/// how a candidate takes a burst of new ones is not measured here.
+pub(crate) fn open(target: &Target, count: usize) -> Result<Vec<Caller>, Failure> {
+    let open = |_| {
+        let mut caller = Caller::open(target, Kind::Small)?;
+        caller.exchange()?;
+        Ok(caller)
+    };
+    (0..count).map(open).collect()
+}
+
+/// Keeps the callers busy for `time`: p50 and p99 in microseconds, requests per second, and the
+/// microseconds of processor time that the candidate needed for one.
+fn turn(
+    candidate: &Candidate,
+    callers: &mut [Caller],
+    time: Duration,
+) -> Result<Vec<f64>, Failure> {
+    let cpu_before = candidate.cpu_micros();
+    let start = clock::instant();
+    let found = match callers {
+        [one] => alone(one, time)?,
+        many => together(many, time)?,
+    };
+    let requests = found.len() as f64;
+    let per_second = requests / start.elapsed().as_secs_f64();
+    let cpu = (candidate.cpu_micros() - cpu_before) / requests;
+    let [p50, p99] = p50_p99(found);
+    Ok(vec![p50, p99, per_second, cpu])
+}
+
+/// One request after another, without a poll before each read.
+fn alone(caller: &mut Caller, time: Duration) -> Result<Vec<f64>, Failure> {
+    let end = clock::instant() + time;
+    let mut found = Vec::new();
+    while clock::instant() < end {
+        found.push(micros(caller.exchange()?));
+    }
+    Ok(found)
+}
+
+/// The next request as soon as an answer is there, on every connection.
+fn together(callers: &mut [Caller], time: Duration) -> Result<Vec<f64>, Failure> {
+    let end = clock::instant() + time;
+    let mut found = Vec::new();
+    for caller in callers.iter_mut() {
+        caller.send()?;
+    }
+    watch(callers, |caller| {
+        let Some(took) = caller.read()? else { return Ok(Further::Waiting) };
+        found.push(micros(took));
+        if clock::instant() >= end {
+            return Ok(Further::Through);
+        }
+        caller.send()?;
+        Ok(Further::Waiting)
+    })?;
+    Ok(found)
+}
