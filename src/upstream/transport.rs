@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use ureq::unversioned::transport::{
     Buffers, ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, RustlsConnector,
-    SocksConnector, TcpConnector, Transport, time,
+    SocksConnector, Transport, time,
 };
 use ureq::{Error, Timeout};
 
 use super::exchange::{self, Limit, Stage, Step};
+use super::tcp::TcpConnector;
 use crate::clock;
 
 /// How long a wait goes on before the client is looked after.
@@ -24,7 +25,7 @@ pub(super) fn chain(connect_limit: Duration) -> impl Connector<(), Out = Tapped>
     let inner =
         ().chain(SocksConnector::default())
             .chain(ConnectProxyConnector::default())
-            .chain(TcpConnector::default())
+            .chain(TcpConnector)
             .chain(SliceConnector)
             .chain(RustlsConnector::default());
     TapConnector { inner, connect_limit }
