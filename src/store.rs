@@ -5,6 +5,7 @@
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
+mod lock;
 
 use std::io;
 use std::mem;
@@ -62,7 +63,7 @@ impl Store {
     /// When another process has the file, or when it can neither be read nor set aside: nothing
     /// is ever overwritten unread.
     pub(crate) fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
-        let place = Place::take(path).map_err(StartupError::State)?;
+        let place = Place::take(path, now).map_err(StartupError::State)?;
         let state = place.read(now).map_err(StartupError::State)?;
         let store = Self {
             place,
@@ -80,7 +81,7 @@ impl Store {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
-        self.place.write(&scheduler.snapshot().to_file().to_bytes(), clock::now())
+        self.place.write(&scheduler.snapshot().to_file().to_bytes())
     }
 
     /// Where the file is.
@@ -161,7 +162,7 @@ impl Store {
         loop {
             self.await_work();
             let snapshot = scheduler.lock().snapshot();
-            let outcome = self.place.write(&snapshot.to_file().to_bytes(), clock::now());
+            let outcome = self.place.write(&snapshot.to_file().to_bytes());
             self.record(snapshot.revision, &outcome);
         }
     }
