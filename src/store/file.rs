@@ -78,7 +78,7 @@ impl Place {
         warn!("state misfit=\"{misfit}\" kept={aside}; starting with its copy {from}");
         match self.install(&copy.path, &copy.content) {
             Ok(()) => self.remove_stale(),
-            Err(error) => warn!("state file={shown} copy={from} error=\"{error}\""),
+            Err(error) => warn!("state copy={from} error=\"{error}\"; it is kept in memory"),
         }
         Ok(copy.state)
     }
