@@ -109,7 +109,7 @@ impl Service {
             }
             Event::Broken(thread) => Err(Broken(thread)),
         };
-        let is_written = self.store.commit(&self.scheduler);
+        let is_written = self.store.flush(&self.scheduler);
         info!("stopped state_written={is_written}");
         outcome
     }

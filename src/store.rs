@@ -5,8 +5,10 @@
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
+mod lock;
 
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -61,7 +63,7 @@ impl Store {
     /// When another process has the file, or when it can neither be read nor set aside: nothing
     /// is ever overwritten unread.
     pub(crate) fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
-        let place = Place::take(path).map_err(StartupError::State)?;
+        let place = Place::take(path, now).map_err(StartupError::State)?;
         let state = place.read(now).map_err(StartupError::State)?;
         let store = Self {
             place,
@@ -79,7 +81,7 @@ impl Store {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
-        self.place.write(&scheduler.snapshot().to_file().to_bytes(), clock::now())
+        self.place.write(&scheduler.snapshot().to_file().to_bytes())
     }
 
     /// Where the file is.
@@ -120,17 +122,22 @@ impl Store {
     /// hung disk the first who waits learns it for all. Says whether it is on disk.
     pub(crate) fn wait(&self, revision: u64) -> bool {
         let deadline = clock::instant() + LONGEST_WAIT;
-        let mut progress = self.progress.lock();
-        while progress.tried < revision && !progress.hanging {
-            if self.written.wait_until(&mut progress, deadline).timed_out() {
-                progress.hanging = progress.tried < revision;
-                if progress.hanging {
-                    warn!("state written=pending file={}: the disk hangs", self.path().display());
+        let mut hangs = false;
+        let is_written = {
+            let mut progress = self.progress.lock();
+            while progress.tried < revision && !progress.hanging {
+                if self.written.wait_until(&mut progress, deadline).timed_out() {
+                    hangs = progress.tried < revision && !progress.hanging;
+                    progress.hanging |= hangs;
+                    break;
                 }
-                break;
             }
+            progress.written >= revision
+        };
+        if hangs {
+            warn!("state written=pending file={}: the disk hangs", self.path().display());
         }
-        progress.written >= revision
+        is_written
     }
 
     /// Puts everything that has happened so far on disk; says whether it is there.
@@ -140,12 +147,22 @@ impl Store {
         self.wait(revision)
     }
 
+    /// As [`Store::commit`] for the last time: what could not be written before is tried once more.
+    pub(crate) fn flush(&self, scheduler: &Mutex<Scheduler>) -> bool {
+        {
+            let mut progress = self.progress.lock();
+            progress.tried = progress.written;
+            self.wanted.notify_one();
+        }
+        self.commit(scheduler)
+    }
+
     /// The writer's life: it writes whatever was asked for.
     pub(crate) fn run(&self, scheduler: &Mutex<Scheduler>) {
         loop {
             self.await_work();
             let snapshot = scheduler.lock().snapshot();
-            let outcome = self.place.write(&snapshot.to_file().to_bytes(), clock::now());
+            let outcome = self.place.write(&snapshot.to_file().to_bytes());
             self.record(snapshot.revision, &outcome);
         }
     }
@@ -165,18 +182,20 @@ impl Store {
     fn record(&self, revision: u64, outcome: &io::Result<()>) {
         let count = if outcome.is_ok() { &self.writes } else { &self.failures };
         count.fetch_add(1, Ordering::Relaxed);
-        let failed_before = {
+        let (failed_before, hung) = {
             let mut progress = self.progress.lock();
             progress.tried = progress.tried.max(revision);
             if outcome.is_ok() {
                 progress.written = progress.written.max(revision);
             }
-            progress.hanging = false;
             self.written.notify_all();
-            std::mem::replace(&mut progress.failing, outcome.is_err())
+            let hung = mem::replace(&mut progress.hanging, false);
+            (mem::replace(&mut progress.failing, outcome.is_err()), hung)
         };
         match outcome {
-            Ok(()) if failed_before => info!("state written=true file={}", self.path().display()),
+            Ok(()) if failed_before || hung => {
+                info!("state written=true file={}", self.path().display())
+            }
             Err(error) if !failed_before => warn!(
                 "state written=false file={} error=\"{error}\"; cooldowns are kept in memory and written as soon as they can be",
                 self.path().display()
@@ -306,6 +325,22 @@ mod tests {
         assert!(started.elapsed() < LONGEST_WAIT, "only the first had to wait");
         store.record(scheduler.lock().revision(), &Ok(()));
         assert!(store.commit(&scheduler) && store.is_writable());
+    }
+
+    #[test]
+    fn the_last_write_is_tried_although_the_one_before_it_failed() {
+        let folder = Folder::new();
+        let path = folder.path().join("inner/state.json");
+        let (store, scheduler) = started(&path);
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+        exhaust(&scheduler);
+        assert!(!store.commit(&scheduler) && !store.flush(&scheduler));
+        std::fs::remove_file(path.parent().unwrap()).unwrap();
+        assert!(!store.commit(&scheduler), "nothing new, and not yet due again");
+        assert!(store.flush(&scheduler));
+        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written, scheduler.lock().snapshot().to_file());
     }
 
     #[test]
