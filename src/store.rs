@@ -11,7 +11,7 @@ use std::io;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use parking_lot::{Condvar, Mutex};
@@ -24,6 +24,13 @@ use file::Place;
 
 /// How long a worker waits for the disk. The write itself goes on.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// How often a change is written that nobody would miss, once [`CREDIT`] is used up. Stamps of time
+/// and tallies change with every answer, and a write flushes the disk twice.
+const PACE: Duration = Duration::from_millis(100);
+
+/// How many writes may come at once after a pause.
+const CREDIT: u32 = 20;
 
 /// How often a failed write is tried again while nothing changes.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -46,6 +53,12 @@ pub(crate) struct Store {
 struct Progress {
     /// The newest revision that somebody wants on disk.
     wanted: u64,
+    /// The newest revision that may wait for its turn.
+    welcome: u64,
+    /// When the last write began.
+    begun: Option<Instant>,
+    /// Until when the writes so far count, at one each [`PACE`].
+    spent: Option<Instant>,
     /// The newest revision that was tried.
     tried: u64,
     /// The newest revision that is on disk.
@@ -147,6 +160,27 @@ impl Store {
         self.wait(revision)
     }
 
+    /// Puts everything that has happened so far on disk; only if nobody would miss it after a
+    /// crash, and many writes have just been made, it gets there [`PACE`] later.
+    pub(crate) fn settle(&self, scheduler: &Mutex<Scheduler>) {
+        let (revision, lasting) = {
+            let scheduler = scheduler.lock();
+            (scheduler.revision(), scheduler.lasting_revision())
+        };
+        {
+            let mut progress = self.progress.lock();
+            if progress.written >= lasting && !progress.has_credit() {
+                if progress.welcome <= progress.tried {
+                    self.wanted.notify_one();
+                }
+                progress.welcome = progress.welcome.max(revision);
+                return;
+            }
+        }
+        self.request(revision);
+        self.wait(revision);
+    }
+
     /// As [`Store::commit`] for the last time: what could not be written before is tried once more.
     pub(crate) fn flush(&self, scheduler: &Mutex<Scheduler>) -> bool {
         {
@@ -171,12 +205,13 @@ impl Store {
     fn await_work(&self) {
         let mut progress = self.progress.lock();
         while progress.wanted <= progress.tried {
-            if !progress.failing {
-                self.wanted.wait(&mut progress);
-            } else if self.wanted.wait_for(&mut progress, RETRY_AFTER).timed_out() {
-                return;
+            match progress.due() {
+                None => self.wanted.wait(&mut progress),
+                Some(at) if self.wanted.wait_until(&mut progress, at).timed_out() => break,
+                Some(_) => {}
             }
         }
+        progress.spend(clock::instant());
     }
 
     fn record(&self, revision: u64, outcome: &io::Result<()>) {
@@ -202,6 +237,28 @@ impl Store {
             ),
             _ => {}
         }
+    }
+}
+
+impl Progress {
+    /// When the next write is due that nobody waits for.
+    fn due(&self) -> Option<Instant> {
+        match () {
+            () if self.failing => self.begun.map(|begun| begun + RETRY_AFTER),
+            () if self.welcome > self.tried => self.spent,
+            () => None,
+        }
+    }
+
+    fn has_credit(&self) -> bool {
+        self.spent.is_none_or(|spent| spent <= clock::instant())
+    }
+
+    /// A write begins.
+    fn spend(&mut self, now: Instant) {
+        let least = now.checked_sub(PACE * CREDIT);
+        self.spent = self.spent.max(least).or(Some(now)).map(|spent| spent + PACE);
+        self.begun = Some(now);
     }
 }
 
@@ -308,6 +365,33 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_stamp_soon_after_a_write_waits_for_the_next_and_a_cooldown_does_not() {
+        let folder = Folder::new();
+        let path = folder.path().join("state.json");
+        let (store, scheduler) = started(&path);
+        store.commit(&scheduler);
+        let (first, pick) = (store.write_counts().0, take(&scheduler));
+        for _ in 0..100 {
+            scheduler.lock().report_success(&pick, Protocol::OpenAi, Timestamp(2_000));
+            store.settle(&scheduler);
+        }
+        assert!(store.write_counts().0 - first < 50, "they share writes");
+        exhaust(&scheduler);
+        let cooled = scheduler.lock().revision();
+        store.settle(&scheduler);
+        assert!(store.progress.lock().written >= cooled);
+        scheduler.lock().report_success(&pick, Protocol::OpenAi, Timestamp(2_000));
+        store.settle(&scheduler);
+        // Nobody asks again, and it gets there.
+        let stamped = scheduler.lock().revision();
+        let deadline = clock::instant() + LONGEST_WAIT * 10;
+        let mut progress = store.progress.lock();
+        while progress.written < stamped {
+            assert!(!store.written.wait_until(&mut progress, deadline).timed_out());
+        }
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Scheduler {
         }
         let key_hash = self.pool.key_hash(key).to_owned();
         ids.into_iter().for_each(|id| self.pins.add(id, &key_hash, now));
-        self.revision += 1;
+        self.change();
         self.cooled = self.revision;
         true
     }
