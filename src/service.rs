@@ -125,7 +125,7 @@ impl Service {
                     Ok(()) => supervisor::alive(),
                     Err(error) => warn!("self_check passed=false error=\"{error}\""),
                 },
-                Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals"),
+                Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals".to_owned()),
             }
         }
     }
@@ -164,7 +164,7 @@ impl Service {
 
 /// A thread that the process cannot do without has panicked.
 #[derive(Debug)]
-pub struct Broken(pub &'static str);
+pub struct Broken(pub String);
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

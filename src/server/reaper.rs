@@ -141,11 +141,12 @@ impl Reaper {
 
     fn spare_descriptors(&self, census: &Census, sights: &[Sight]) {
         let limit = self.front.descriptors.limit;
-        if census.open <= limit / 100 * HIGH_WATER {
+        let water = |percent| limit.saturating_mul(percent) / 100;
+        if census.open <= water(HIGH_WATER) {
             return;
         }
         // Each connection has two.
-        let surplus = (census.open - limit / 100 * LOW_WATER).div_ceil(2);
+        let surplus = (census.open - water(LOW_WATER)).div_ceil(2);
         let ended = least_missed(sights).into_iter().take(surplus);
         let count = ended.map(|peer| end(census, peer, Reason::Descriptors)).count();
         warn!("descriptors open={} limit={limit} ended={count}", census.open);
