@@ -31,6 +31,9 @@ pub(crate) use process::Process;
 /// How long anything may take that takes no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
+/// How much of a log the report of a failed test shows, in bytes.
+const LONGEST_LOG: usize = 1 << 20;
+
 /// The key that clients of the proxy under test send.
 pub(crate) const PROXY_KEY: &str = "test-proxy-key-0123456789";
 
@@ -317,7 +320,10 @@ impl<'a> Proxy<'a> {
     fn report(&self) -> String {
         let mut lines = vec![format!("--- folder {}", self.folder().display())];
         lines.extend(self.builder.env.iter().map(|(name, value)| format!("--- {name}={value}")));
-        lines.push(format!("--- log\n{}", self.log()));
+        let log = self.log();
+        let surplus = log.len().saturating_sub(LONGEST_LOG);
+        let shown = log.get(surplus..).unwrap_or(&log);
+        lines.push(format!("--- log but for {surplus} bytes\n{shown}"));
         let state = std::fs::read_to_string(self.state_path());
         let state = state.unwrap_or_else(|error| error.to_string());
         lines.push(format!("--- state file\n{state}\n--- the stand-in was asked"));
