@@ -8,6 +8,7 @@ use log::{info, warn};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
+use crate::allocator;
 use crate::clock::{self, Timestamp};
 use crate::config::{Config, Loaded};
 use crate::error::StartupError;
@@ -52,6 +53,7 @@ impl Service {
     /// # Errors
     /// When the state file, the certificates or the port cannot be had.
     pub fn start(loaded: Loaded, events: Sender<Event>) -> Result<Self, StartupError> {
+        allocator::return_large_blocks();
         let alarm = Alarm::new(events);
         let Loaded { config, notes } = loaded;
         let config = Arc::new(config);
