@@ -11,8 +11,10 @@ use crate::clock;
 use crate::policy::sse;
 use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 
-/// How much is read from upstream at once, in bytes.
-const BUFFER: usize = 16 * 1024;
+/// How much is read from upstream at once, in bytes: the events of a stream fit into the first,
+/// a long body is read with the second.
+const BUFFER: usize = 4 * 1024;
+const LARGEST_BUFFER: usize = 16 * 1024;
 
 /// How much of a stream is held while its first event is incomplete, in bytes.
 const MAX_HELD: usize = 64 * 1024;
@@ -259,9 +261,13 @@ fn copy(
         }
     }
     loop {
-        match body.read(&mut buffer).map_err(End::of)? {
-            0 => return Ok(()),
-            count => send(client, &buffer[..count], relayed)?,
+        let count = body.read(&mut buffer).map_err(End::of)?;
+        if count == 0 {
+            return Ok(());
+        }
+        send(client, &buffer[..count], relayed)?;
+        if count == buffer.len() && count < LARGEST_BUFFER {
+            buffer.resize(2 * count, 0);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! not errors; redirects are handed on. A call says how far it got, so that the caller knows
 //! whether it may be repeated.
 
+mod buffers;
 mod exchange;
 mod failure;
 mod resolver;
@@ -16,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use http::header::{AUTHORIZATION, CONTENT_LENGTH};
+use flate2::read::MultiGzDecoder;
+use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -33,10 +35,6 @@ pub(crate) use resolver::CachingResolver;
 
 /// An answer's head may be this long, in bytes; DashScope's are about 1 KB.
 const MAX_HEAD: usize = 64 * 1024;
-
-/// The buffers of one connection, each way, in bytes: ureq's own size of 128 KiB would make 500
-/// streams cost 128 MB.
-const BUFFER: usize = 16 * 1024;
 
 /// A pooled connection is not reused after this long: no idle limit of DashScope is known, and a
 /// new connection is cheaper than one that died unseen.
@@ -116,8 +114,9 @@ impl Upstream {
             .accept(AutoHeaderValue::None)
             .accept_encoding(AutoHeaderValue::None)
             .max_response_header_size(MAX_HEAD)
-            .input_buffer_size(BUFFER)
-            .output_buffer_size(BUFFER)
+            // TLS has buffers of its own: ureq's size of 128 KiB would make 500 streams cost 128 MB.
+            .input_buffer_size(buffers::SIZE)
+            .output_buffer_size(buffers::SIZE)
             .max_idle_connections(config.workers)
             .max_idle_connections_per_host(config.workers)
             .max_idle_age(MAX_IDLE)
@@ -174,13 +173,19 @@ impl Upstream {
         };
         let response = outcome.map_err(|error| self.failure(&error))?;
         exchange::head_arrived(self.idle_limit);
-        let (parts, body) = response.into_parts();
-        let reader = body.into_with_config().limit(u64::MAX).reader();
-        Ok(Answer {
-            status: parts.status.as_u16(),
-            headers: parts.headers,
-            body: AnswerBody { reader: Box::new(reader) },
-        })
+        let (mut parts, body) = response.into_parts();
+        let reader: Box<dyn Read> = Box::new(body.into_with_config().limit(u64::MAX).reader());
+        let coding = parts.headers.get(CONTENT_ENCODING);
+        let reader = if coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"))
+        {
+            parts.headers.remove(CONTENT_ENCODING);
+            parts.headers.remove(CONTENT_LENGTH);
+            unpacked(reader)
+        } else {
+            reader
+        };
+        let (status, headers) = (parts.status.as_u16(), parts.headers);
+        Ok(Answer { status, headers, body: AnswerBody { reader } })
     }
 
     /// Interrupts every call in flight and refuses new ones.
@@ -244,6 +249,14 @@ impl AnswerBody {
             Err(error) => Err(CallError::of(&error)),
         }
     }
+}
+
+/// A gzip body as it was before. (ureq does it as well, with the 43 KB of a decoder's tables on the
+/// stack of every answer, packed or not. Hence not inlined either.)
+#[cold]
+#[inline(never)]
+fn unpacked(reader: Box<dyn Read>) -> Box<dyn Read> {
+    Box::new(MultiGzDecoder::new(reader))
 }
 
 fn request<B>(

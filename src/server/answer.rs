@@ -103,14 +103,17 @@ impl Answer {
     }
 
     /// Reads the rest of an upload that was not wanted: the library would do it with an allocation
-    /// of that size.
+    /// of that size. (Not inlined, or every answer would have its buffer on the stack.)
+    #[inline(never)]
     fn finish_upload(&mut self) {
         let mut nowhere = [0; 16 * 1024];
         while matches!(self.read_upload(&mut nowhere), Ok(1..)) {}
     }
 
     fn writer(&mut self) -> &mut dyn Write {
-        self.finish_upload();
+        if !self.upload.is_over {
+            self.finish_upload();
+        }
         if let Output::Unused(_) = self.output
             && let Output::Unused(request) = std::mem::replace(&mut self.output, Output::Gone)
         {

@@ -250,7 +250,9 @@ impl Connection {
         }
     }
 
-    /// Takes what input is there and throws it away.
+    /// Takes what input is there and throws it away. (Not inlined: its buffer would be on every
+    /// caller's stack, and each page of a stack that was touched once stays.)
+    #[inline(never)]
     pub(super) fn discard(self) -> Discarded {
         let mut buffer = [0; 16 * 1024];
         let mut discarded = Discarded::Nothing;

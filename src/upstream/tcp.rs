@@ -15,10 +15,10 @@ use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
 use ureq::Error;
 use ureq::unversioned::transport::{
-    Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, ShutdownHandle,
-    Transport,
+    Buffers, ConnectionDetails, Connector, Either, NextTimeout, ShutdownHandle, Transport,
 };
 
+use super::buffers::LeanBuffers;
 use crate::clock;
 
 /// The least that is left for an address when the ones before it have used up the time.
@@ -44,17 +44,7 @@ impl<In: Transport> Connector<In> for TcpConnector {
         let stream = Arc::new(Shared(stream));
         let handle: Weak<dyn ShutdownHandle> = Arc::<Shared>::downgrade(&stream);
         (details.register_shutdown)(handle)?;
-        let (input, output) =
-            (details.config.input_buffer_size(), details.config.output_buffer_size());
-        Ok(Some(Either::B(Tcp {
-            stream,
-            buffers: LazyBuffers::new(input, output),
-            held: Vec::new(),
-            holds: true,
-            write_limit: None,
-            read_limit: None,
-            is_fresh: false,
-        })))
+        Ok(Some(Either::B(Tcp::new(stream))))
     }
 }
 
@@ -91,7 +81,7 @@ impl ShutdownHandle for Shared {
 #[derive(Debug)]
 pub(super) struct Tcp {
     stream: Arc<Shared>,
-    buffers: LazyBuffers,
+    buffers: LeanBuffers,
     /// What leaves with the next write.
     held: Vec<u8>,
     /// Whether the next output is the first of a request, and held until more comes or an answer
@@ -105,6 +95,18 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
+    fn new(stream: Arc<Shared>) -> Self {
+        Self {
+            stream,
+            buffers: LeanBuffers::default(),
+            held: Vec::new(),
+            holds: true,
+            write_limit: None,
+            read_limit: None,
+            is_fresh: false,
+        }
+    }
+
     /// Writes what is held and the first `amount` bytes of the output buffer.
     fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         let limit = whole_seconds(*timeout.after);
@@ -139,6 +141,7 @@ impl Transport for Tcp {
             self.write(0, timeout)?;
         }
         self.holds = true;
+        self.buffers.free_output();
         let limit = (*timeout.after).max(Duration::from_millis(1));
         if self.read_limit != Some(limit) {
             self.stream.0.set_read_timeout(Some(limit))?;
@@ -218,16 +221,7 @@ mod tests {
         let stream = open(&[address], timeout(Timeout::Connect)).unwrap();
         let (other, _) = listener.accept().unwrap();
         other.set_read_timeout(Some(LIMIT)).unwrap();
-        let tcp = Tcp {
-            stream: Arc::new(Shared(stream)),
-            buffers: LazyBuffers::new(64, 64),
-            held: Vec::new(),
-            holds: true,
-            write_limit: None,
-            read_limit: None,
-            is_fresh: false,
-        };
-        (tcp, other)
+        (Tcp::new(Arc::new(Shared(stream))), other)
     }
 
     fn transmit(tcp: &mut Tcp, bytes: &[u8]) {
