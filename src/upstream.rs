@@ -159,16 +159,13 @@ impl Upstream {
             }
             Payload::Bytes(bytes) => {
                 headers.insert(CONTENT_LENGTH, bytes.len().into());
-                let mut reader = bytes.reader();
-                let body = SendBody::from_reader(&mut reader);
-                self.run(request(method, url, headers, body)?, over)
+                self.run(with_body(method, url, headers, &mut bytes.reader())?, over)
             }
             Payload::Stream { reader, length } => {
                 if let Some(length) = length {
                     headers.insert(CONTENT_LENGTH, length.into());
                 }
-                let body = SendBody::from_reader(reader);
-                self.run(request(method, url, headers, body)?, over)
+                self.run(with_body(method, url, headers, reader)?, over)
             }
         };
         let response = outcome.map_err(|error| self.failure(&error))?;
@@ -194,6 +191,8 @@ impl Upstream {
         self.agent.clone().shutdown();
     }
 
+    /// (Not inlined: each kind of body has its own, with some kilobytes of stack.)
+    #[inline(never)]
     fn run(
         &self,
         mut request: Request<impl AsSendBody>,
@@ -257,6 +256,15 @@ impl AnswerBody {
 #[inline(never)]
 fn unpacked(reader: Box<dyn Read>) -> Box<dyn Read> {
     Box::new(MultiGzDecoder::new(reader))
+}
+
+fn with_body<'a>(
+    method: &str,
+    url: &str,
+    headers: HeaderMap,
+    reader: &'a mut dyn Read,
+) -> Result<Request<SendBody<'a>>, CallError> {
+    request(method, url, headers, SendBody::from_reader(reader))
 }
 
 fn request<B>(

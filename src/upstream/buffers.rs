@@ -7,14 +7,20 @@ use std::ops::Range;
 
 use ureq::unversioned::transport::Buffers;
 
-/// The size of either buffer in bytes.
+/// How much leaves at once, and how large the way in may grow by itself, in bytes.
 pub(super) const SIZE: usize = 16 * 1024;
+
+/// With how much the way in begins: the events of a stream fit in.
+const FIRST: usize = 4 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct LeanBuffers {
     input: Vec<u8>,
     /// What has come and has not been taken.
     unread: Range<usize>,
+    /// Whether the last read took all the room there was: more is waiting.
+    was_full: bool,
+    /// ureq's scratch, and behind it what leaves.
     output: Vec<u8>,
     /// Whether something was taken the last time that ureq tried.
     progress: bool,
@@ -26,24 +32,22 @@ impl LeanBuffers {
         self.output = Vec::new();
     }
 
-    /// Makes room for what comes: at least half a buffer.
+    /// Makes room for what comes.
     fn make_room(&mut self) {
-        if self.input.len() - self.unread.end >= SIZE / 2 {
-            return;
-        }
         self.input.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
-        let size = (self.unread.end + SIZE / 2).max(SIZE);
-        if self.input.len() < size {
-            self.input.resize(size, 0);
+        let is_small = self.was_full && self.input.len() < SIZE;
+        // A head or a chunk may be longer than all of it.
+        let is_crowded = self.unread.end + FIRST > self.input.len();
+        if is_small || is_crowded {
+            self.input.resize((self.input.len() * 2).max(FIRST), 0);
         }
     }
 }
 
 impl Buffers for LeanBuffers {
     fn output(&mut self) -> &mut [u8] {
-        self.output.resize(SIZE, 0);
-        &mut self.output
+        self.tmp_and_output().1
     }
 
     fn input(&self) -> &[u8] {
@@ -57,20 +61,17 @@ impl Buffers for LeanBuffers {
 
     fn input_appended(&mut self, amount: usize) {
         self.unread.end += amount;
+        self.was_full = self.unread.end == self.input.len();
     }
 
     fn input_consume(&mut self, amount: usize) {
         self.progress = amount > 0;
         self.unread.start += amount;
-        if self.unread.is_empty() {
-            self.unread = 0..0;
-        }
     }
 
     fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
-        self.make_room();
-        self.output.resize(SIZE, 0);
-        (&mut self.input[self.unread.end..], &mut self.output)
+        self.output.resize(2 * SIZE, 0);
+        self.output.split_at_mut(SIZE)
     }
 
     fn can_use_input(&self) -> bool {
@@ -105,7 +106,21 @@ mod tests {
             let is_left = read < written;
             assert_eq!(buffers.can_use_input(), taken > 0 && is_left);
         }
-        assert!(buffers.input.len() <= 3 * SIZE, "what was taken makes room");
+        assert!(buffers.input.len() <= 4 * SIZE, "what was taken makes room");
+    }
+
+    #[test]
+    fn the_way_in_grows_when_much_comes_at_once_and_no_further() {
+        let mut buffers = LeanBuffers::default();
+        append(&mut buffers, b"an event");
+        assert_eq!(buffers.input.len(), FIRST);
+        buffers.input_consume(8);
+        for _ in 0..10 {
+            let room = buffers.input_append_buf().len();
+            buffers.input_appended(room);
+            buffers.input_consume(room);
+        }
+        assert_eq!(buffers.input_append_buf().len(), SIZE);
     }
 
     #[test]
@@ -113,7 +128,7 @@ mod tests {
         let mut buffers = LeanBuffers::default();
         for _ in 0..100 {
             append(&mut buffers, &[7; 1000]);
-            assert!(buffers.input_append_buf().len() >= SIZE / 2);
+            assert!(buffers.input_append_buf().len() >= FIRST);
         }
         assert_eq!(buffers.input(), [7; 100_000]);
     }
@@ -125,6 +140,6 @@ mod tests {
         buffers.free_output();
         assert_eq!(buffers.output.capacity(), 0);
         let (tmp, output) = buffers.tmp_and_output();
-        assert!(tmp.len() >= SIZE / 2 && output.len() == SIZE);
+        assert!(tmp.len() == SIZE && output.len() == SIZE);
     }
 }
