@@ -34,3 +34,19 @@ impl KeyProvider for NoKeys {
         Err(rustls::Error::General("no private key is used here".to_owned()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::RootCertStore;
+
+    use super::*;
+
+    #[test]
+    fn every_bundled_root_can_be_used() {
+        let bundled = webpki_root_certs::TLS_SERVER_ROOT_CERTS;
+        let mut store = RootCertStore::empty();
+        let (added, ignored) = store.add_parsable_certificates(bundled.iter().cloned());
+        assert_eq!((added, ignored), (bundled.len(), 0));
+        assert!(matches!(roots(&[]), RootCerts::Specific(all) if all.len() == bundled.len()));
+    }
+}
