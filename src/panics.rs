@@ -18,7 +18,7 @@ pub enum Event {
     /// A signal asked for the end.
     Stop,
     /// A thread that the process cannot do without has panicked.
-    Broken(&'static str),
+    Broken(String),
 }
 
 /// Tells the main thread of a panic.
@@ -77,11 +77,11 @@ impl Alarm {
     /// When the system gives no thread.
     pub fn essential(
         &self,
-        name: &'static str,
+        name: impl Into<String>,
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
-        let alarm = self.clone();
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let (alarm, name) = (self.clone(), name.into());
+        thread::Builder::new().name(name.clone()).spawn(move || {
             if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
                 let _ = alarm.0.send(Event::Broken(name));
             }
@@ -108,6 +108,6 @@ mod tests {
         let alarm = Alarm::new(events);
         alarm.essential("fine", || {}).unwrap().join().unwrap();
         alarm.essential("broken", || panic!("on purpose")).unwrap().join().unwrap();
-        assert_eq!(heard.try_iter().collect::<Vec<_>>(), [Event::Broken("broken")]);
+        assert_eq!(heard.try_iter().collect::<Vec<_>>(), [Event::Broken("broken".to_owned())]);
     }
 }

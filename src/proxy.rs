@@ -116,7 +116,7 @@ impl Proxy {
         drop(client);
         self.tally(&mut story);
         if story.learned {
-            self.store.commit(&self.scheduler);
+            self.store.settle(&self.scheduler);
         }
         self.log(&request, &story);
     }

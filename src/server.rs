@@ -1,9 +1,10 @@
 //! The front: everything about connections, and the only user of tiny_http.
 //!
-//! One intake thread takes requests from the library and hands each to whoever may wait for its
-//! client: a responder (our own pages and refusals), a receiver (a body that is still to come)
-//! or a worker (everything else). The intake itself never reads a body, never writes and never
-//! drops a request, because in this library each of these may wait for a client.
+//! Whoever takes a request from the library hands it to a thread that may wait for its client: a
+//! responder (our own pages and refusals) or a receiver (a body that is still to come); everything
+//! else is for a worker. A free worker takes it itself and serves it; when there is none, the intake
+//! stands in. Nobody who takes a request reads a body, writes to it or drops it before that is
+//! decided, because in this library each of these may wait for a client.
 //!
 //! - `listener`: the socket, and the options that accepted sockets inherit
 //! - `gate`: the library's server, and its successor when it dies
@@ -13,6 +14,7 @@
 //! - `head`: what a request's head says, and whether it can be believed
 //! - `bodies`: receiving them, and the memory that they may take
 //! - `workers`: the fixed pool, and who may enter it
+//! - `roster`: which of them takes the next request
 //! - `answer`: writing an answer past the library's own encoder
 //! - `refusals`: answering a request whose body nobody wants
 //! - `reaper`: ends connections past their limits, wakes those left lying
@@ -31,6 +33,7 @@ mod intake;
 mod listener;
 mod reaper;
 mod refusals;
+mod roster;
 mod workers;
 
 use std::io::{self, Read, Write};
@@ -70,12 +73,11 @@ impl Server {
         alarm: &Alarm,
     ) -> io::Result<Self> {
         let gate = Gate::new(listening, alarm.clone());
-        let (front, jobs) = Front::new(config, proxy, admin, gate, alarm)?;
-        let front = Arc::new(front);
+        let front = Arc::new(Front::new(config, proxy, admin, gate, alarm)?);
         let teller = Arc::clone(&front);
         front.attach_load(move || teller.load());
-        workers::spawn(&front, &jobs)?;
         front.gate.open(&front)?;
+        workers::spawn(&front, alarm)?;
         let reaper = Reaper::new(Arc::clone(&front));
         alarm.essential("reaper", move || reaper.run())?;
         Ok(Self { front })

@@ -8,6 +8,7 @@ use log::{info, warn};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
+use crate::allocator;
 use crate::clock::{self, Timestamp};
 use crate::config::{Config, Loaded};
 use crate::error::StartupError;
@@ -52,6 +53,7 @@ impl Service {
     /// # Errors
     /// When the state file, the certificates or the port cannot be had.
     pub fn start(loaded: Loaded, events: Sender<Event>) -> Result<Self, StartupError> {
+        allocator::return_large_blocks();
         let alarm = Alarm::new(events);
         let Loaded { config, notes } = loaded;
         let config = Arc::new(config);
@@ -109,7 +111,7 @@ impl Service {
             }
             Event::Broken(thread) => Err(Broken(thread)),
         };
-        let is_written = self.store.commit(&self.scheduler);
+        let is_written = self.store.flush(&self.scheduler);
         info!("stopped state_written={is_written}");
         outcome
     }
@@ -125,7 +127,7 @@ impl Service {
                     Ok(()) => supervisor::alive(),
                     Err(error) => warn!("self_check passed=false error=\"{error}\""),
                 },
-                Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals"),
+                Err(RecvTimeoutError::Disconnected) => return Event::Broken("signals".to_owned()),
             }
         }
     }
@@ -164,7 +166,7 @@ impl Service {
 
 /// A thread that the process cannot do without has panicked.
 #[derive(Debug)]
-pub struct Broken(pub &'static str);
+pub struct Broken(pub String);
 
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

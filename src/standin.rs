@@ -168,6 +168,12 @@ impl StandIn {
         self.shared.state.lock().script.queue_reply(key, model, reply);
     }
 
+    /// Asks `decide` about each request first, for answers that depend on what was asked; where it
+    /// says nothing, replies and quotas count.
+    pub fn decide(&self, decide: impl Fn(&Call) -> Option<Reply> + Send + Sync + 'static) {
+        self.shared.state.lock().script.set_decide(Arc::new(decide));
+    }
+
     /// Forgets replies and quotas; known keys, known models and calls stay.
     pub fn clear(&self) {
         self.shared.state.lock().script.clear();

@@ -5,11 +5,13 @@
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
+mod lock;
 
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{info, warn};
 use parking_lot::{Condvar, Mutex};
@@ -22,6 +24,13 @@ use file::Place;
 
 /// How long a worker waits for the disk. The write itself goes on.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+/// How often a change is written that nobody would miss, once [`CREDIT`] is used up. Stamps of time
+/// and tallies change with every answer, and a write flushes the disk twice.
+const PACE: Duration = Duration::from_millis(100);
+
+/// How many writes may come at once after a pause.
+const CREDIT: u32 = 20;
 
 /// How often a failed write is tried again while nothing changes.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -44,6 +53,12 @@ pub(crate) struct Store {
 struct Progress {
     /// The newest revision that somebody wants on disk.
     wanted: u64,
+    /// The newest revision that may wait for its turn.
+    welcome: u64,
+    /// When the last write began.
+    begun: Option<Instant>,
+    /// Until when the writes so far count, at one each [`PACE`].
+    spent: Option<Instant>,
     /// The newest revision that was tried.
     tried: u64,
     /// The newest revision that is on disk.
@@ -61,7 +76,7 @@ impl Store {
     /// When another process has the file, or when it can neither be read nor set aside: nothing
     /// is ever overwritten unread.
     pub(crate) fn open(path: &Path, now: Timestamp) -> Result<(Self, StateFile), StartupError> {
-        let place = Place::take(path).map_err(StartupError::State)?;
+        let place = Place::take(path, now).map_err(StartupError::State)?;
         let state = place.read(now).map_err(StartupError::State)?;
         let store = Self {
             place,
@@ -79,7 +94,7 @@ impl Store {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn save(&self, scheduler: &Scheduler) -> io::Result<()> {
-        self.place.write(&scheduler.snapshot().to_file().to_bytes(), clock::now())
+        self.place.write(&scheduler.snapshot().to_file().to_bytes())
     }
 
     /// Where the file is.
@@ -120,17 +135,22 @@ impl Store {
     /// hung disk the first who waits learns it for all. Says whether it is on disk.
     pub(crate) fn wait(&self, revision: u64) -> bool {
         let deadline = clock::instant() + LONGEST_WAIT;
-        let mut progress = self.progress.lock();
-        while progress.tried < revision && !progress.hanging {
-            if self.written.wait_until(&mut progress, deadline).timed_out() {
-                progress.hanging = progress.tried < revision;
-                if progress.hanging {
-                    warn!("state written=pending file={}: the disk hangs", self.path().display());
+        let mut hangs = false;
+        let is_written = {
+            let mut progress = self.progress.lock();
+            while progress.tried < revision && !progress.hanging {
+                if self.written.wait_until(&mut progress, deadline).timed_out() {
+                    hangs = progress.tried < revision && !progress.hanging;
+                    progress.hanging |= hangs;
+                    break;
                 }
-                break;
             }
+            progress.written >= revision
+        };
+        if hangs {
+            warn!("state written=pending file={}: the disk hangs", self.path().display());
         }
-        progress.written >= revision
+        is_written
     }
 
     /// Puts everything that has happened so far on disk; says whether it is there.
@@ -140,12 +160,43 @@ impl Store {
         self.wait(revision)
     }
 
+    /// Puts everything that has happened so far on disk; only if nobody would miss it after a
+    /// crash, and many writes have just been made, it gets there [`PACE`] later.
+    pub(crate) fn settle(&self, scheduler: &Mutex<Scheduler>) {
+        let (revision, lasting) = {
+            let scheduler = scheduler.lock();
+            (scheduler.revision(), scheduler.lasting_revision())
+        };
+        {
+            let mut progress = self.progress.lock();
+            if progress.written >= lasting && !progress.has_credit() {
+                if progress.welcome <= progress.tried {
+                    self.wanted.notify_one();
+                }
+                progress.welcome = progress.welcome.max(revision);
+                return;
+            }
+        }
+        self.request(revision);
+        self.wait(revision);
+    }
+
+    /// As [`Store::commit`] for the last time: what could not be written before is tried once more.
+    pub(crate) fn flush(&self, scheduler: &Mutex<Scheduler>) -> bool {
+        {
+            let mut progress = self.progress.lock();
+            progress.tried = progress.written;
+            self.wanted.notify_one();
+        }
+        self.commit(scheduler)
+    }
+
     /// The writer's life: it writes whatever was asked for.
     pub(crate) fn run(&self, scheduler: &Mutex<Scheduler>) {
         loop {
             self.await_work();
             let snapshot = scheduler.lock().snapshot();
-            let outcome = self.place.write(&snapshot.to_file().to_bytes(), clock::now());
+            let outcome = self.place.write(&snapshot.to_file().to_bytes());
             self.record(snapshot.revision, &outcome);
         }
     }
@@ -154,35 +205,60 @@ impl Store {
     fn await_work(&self) {
         let mut progress = self.progress.lock();
         while progress.wanted <= progress.tried {
-            if !progress.failing {
-                self.wanted.wait(&mut progress);
-            } else if self.wanted.wait_for(&mut progress, RETRY_AFTER).timed_out() {
-                return;
+            match progress.due() {
+                None => self.wanted.wait(&mut progress),
+                Some(at) if self.wanted.wait_until(&mut progress, at).timed_out() => break,
+                Some(_) => {}
             }
         }
+        progress.spend(clock::instant());
     }
 
     fn record(&self, revision: u64, outcome: &io::Result<()>) {
         let count = if outcome.is_ok() { &self.writes } else { &self.failures };
         count.fetch_add(1, Ordering::Relaxed);
-        let failed_before = {
+        let (failed_before, hung) = {
             let mut progress = self.progress.lock();
             progress.tried = progress.tried.max(revision);
             if outcome.is_ok() {
                 progress.written = progress.written.max(revision);
             }
-            progress.hanging = false;
             self.written.notify_all();
-            std::mem::replace(&mut progress.failing, outcome.is_err())
+            let hung = mem::replace(&mut progress.hanging, false);
+            (mem::replace(&mut progress.failing, outcome.is_err()), hung)
         };
         match outcome {
-            Ok(()) if failed_before => info!("state written=true file={}", self.path().display()),
+            Ok(()) if failed_before || hung => {
+                info!("state written=true file={}", self.path().display())
+            }
             Err(error) if !failed_before => warn!(
                 "state written=false file={} error=\"{error}\"; cooldowns are kept in memory and written as soon as they can be",
                 self.path().display()
             ),
             _ => {}
         }
+    }
+}
+
+impl Progress {
+    /// When the next write is due that nobody waits for.
+    fn due(&self) -> Option<Instant> {
+        match () {
+            () if self.failing => self.begun.map(|begun| begun + RETRY_AFTER),
+            () if self.welcome > self.tried => self.spent,
+            () => None,
+        }
+    }
+
+    fn has_credit(&self) -> bool {
+        self.spent.is_none_or(|spent| spent <= clock::instant())
+    }
+
+    /// A write begins.
+    fn spend(&mut self, now: Instant) {
+        let least = now.checked_sub(PACE * CREDIT);
+        self.spent = self.spent.max(least).or(Some(now)).map(|spent| spent + PACE);
+        self.begun = Some(now);
     }
 }
 
@@ -292,6 +368,33 @@ mod tests {
     }
 
     #[test]
+    fn a_stamp_soon_after_a_write_waits_for_the_next_and_a_cooldown_does_not() {
+        let folder = Folder::new();
+        let path = folder.path().join("state.json");
+        let (store, scheduler) = started(&path);
+        store.commit(&scheduler);
+        let (first, pick) = (store.write_counts().0, take(&scheduler));
+        for _ in 0..100 {
+            scheduler.lock().report_success(&pick, Protocol::OpenAi, Timestamp(2_000));
+            store.settle(&scheduler);
+        }
+        assert!(store.write_counts().0 - first < 50, "they share writes");
+        exhaust(&scheduler);
+        let cooled = scheduler.lock().revision();
+        store.settle(&scheduler);
+        assert!(store.progress.lock().written >= cooled);
+        scheduler.lock().report_success(&pick, Protocol::OpenAi, Timestamp(2_000));
+        store.settle(&scheduler);
+        // Nobody asks again, and it gets there.
+        let stamped = scheduler.lock().revision();
+        let deadline = clock::instant() + LONGEST_WAIT * 10;
+        let mut progress = store.progress.lock();
+        while progress.written < stamped {
+            assert!(!store.written.wait_until(&mut progress, deadline).timed_out());
+        }
+    }
+
+    #[test]
     fn on_a_hung_disk_one_waits_and_nobody_after_it() {
         let folder = Folder::new();
         let path = folder.path().join("state.json");
@@ -306,6 +409,22 @@ mod tests {
         assert!(started.elapsed() < LONGEST_WAIT, "only the first had to wait");
         store.record(scheduler.lock().revision(), &Ok(()));
         assert!(store.commit(&scheduler) && store.is_writable());
+    }
+
+    #[test]
+    fn the_last_write_is_tried_although_the_one_before_it_failed() {
+        let folder = Folder::new();
+        let path = folder.path().join("inner/state.json");
+        let (store, scheduler) = started(&path);
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+        exhaust(&scheduler);
+        assert!(!store.commit(&scheduler) && !store.flush(&scheduler));
+        std::fs::remove_file(path.parent().unwrap()).unwrap();
+        assert!(!store.commit(&scheduler), "nothing new, and not yet due again");
+        assert!(store.flush(&scheduler));
+        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(written, scheduler.lock().snapshot().to_file());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod exchange;
 mod failure;
 mod resolver;
+mod tcp;
 mod tls;
 mod transport;
 

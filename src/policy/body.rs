@@ -5,7 +5,7 @@
 //! escapes grow.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{self, Read};
 use std::ops::Range;
 
 use serde::Deserialize;
@@ -141,7 +141,20 @@ impl Edited<'_> {
     /// All its bytes, in order.
     #[must_use]
     pub(crate) fn reader(&self) -> impl Read {
-        self.before.chain(self.patch.as_bytes()).chain(self.after)
+        Parts([self.before, self.patch.as_bytes(), self.after])
+    }
+}
+
+/// Reads one after the other, and fills the buffer: each read becomes a write to upstream.
+struct Parts<'a>([&'a [u8]; 3]);
+
+impl Read for Parts<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut count = 0;
+        for part in &mut self.0 {
+            count += part.read(&mut buffer[count..])?;
+        }
+        Ok(count)
     }
 }
 

@@ -97,6 +97,8 @@ pub(crate) struct Scheduler {
     base: Arc<StateFile>,
     tick: Tick,
     revision: u64,
+    /// The revision of the last change that is more than a stamp of time or a tally.
+    lasting: u64,
     /// The revision of the last exhaustion or identifier; 0 = there was none.
     cooled: u64,
 }
@@ -143,6 +145,7 @@ impl Scheduler {
             base: Arc::new(file),
             tick: Tick::default(),
             revision: 1,
+            lasting: 1,
             cooled: 0,
         }
     }
@@ -203,7 +206,7 @@ impl Scheduler {
         }
         let failures = slot.failure_count;
         self.leave_cooling(pick.slot.key, now);
-        self.revision += 1;
+        self.change();
         self.cooled = self.revision;
         Exhausted { until, failures, twin: self.find_twin(pick.slot.key, now) }
     }
@@ -226,16 +229,20 @@ impl Scheduler {
         if pick.began < slot.exhausted {
             return Stamped { changed: true, revived: false };
         }
-        slot.last_error = None;
+        let mut is_more = slot.last_error.take().is_some();
         let revived = slot.cooldown_until != Timestamp(0) && slot.cooldown_until <= now;
         if revived {
             slot.cooldown_until = Timestamp(0);
         }
+        is_more |= revived;
         if pick.direct
             && let Some(model) = self.pool.place_of(&pick.slot.model)
         {
-            self.model_cursors[pick.slot.key.0].move_to(model, now);
-            self.key_cursor.move_to(pick.slot.key.0, now);
+            is_more |= self.model_cursors[pick.slot.key.0].move_to(model, now);
+            is_more |= self.key_cursor.move_to(pick.slot.key.0, now);
+        }
+        if is_more {
+            self.lasting = self.revision;
         }
         Stamped { changed: true, revived }
     }
@@ -287,6 +294,13 @@ impl Scheduler {
     #[must_use]
     pub(crate) fn revision(&self) -> u64 {
         self.revision
+    }
+
+    /// The revision of the last change that would be missed if a crash undid it: any but when a
+    /// slot was used last, and what it has used.
+    #[must_use]
+    pub(crate) fn lasting_revision(&self) -> u64 {
+        self.lasting
     }
 
     /// The revision that has to be on disk before a client may notice any cooldown, or have any
@@ -406,6 +420,12 @@ impl Scheduler {
             cooling: ends.len(),
             disabled: slots.len() - ends.len(),
         }
+    }
+
+    /// Something has changed that would be missed.
+    fn change(&mut self) {
+        self.revision += 1;
+        self.lasting = self.revision;
     }
 
     fn advance(&mut self) -> Tick {

@@ -25,7 +25,10 @@ impl Front {
     /// Waits for a body, on a receiver.
     pub(super) fn receive(self: &Arc<Self>, mut pending: Pending, endpoint: Endpoint) {
         match self.read_body(&mut pending) {
-            Ok(body) => self.enter(pending, endpoint, Some(body)),
+            Ok(body) => {
+                let job = self.admit(pending, endpoint, Some(body));
+                job.into_iter().for_each(|job| self.give(job));
+            }
             Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
             Err(ReceiveError::Broken) => self.abandon(pending),
         }

@@ -21,13 +21,14 @@ use super::Once;
 use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
+use super::workers::Job;
 use crate::panics::{self, Alarm};
 
 /// How long a self-connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often an old server is asked whether it still has a request.
-const OLD_POLL: Duration = Duration::from_millis(500);
+/// How often who waits for a request looks whether it still waits at the right server.
+const POLL: Duration = Duration::from_millis(500);
 
 /// How often it is looked whether a self-connection has been accepted, and how many times: looks
 /// and not time, because a process that was stopped meanwhile has not looked.
@@ -39,6 +40,8 @@ const KNOCK_LOOKS: u32 = 400;
 pub(super) struct Gate {
     listening: Listening,
     alarm: Alarm,
+    /// Held only to look: who waits for a request has no time for the reaper's work.
+    current: Mutex<Option<Arc<Generation>>>,
     state: Mutex<State>,
     /// Somebody has reason to believe that nothing is accepted any more.
     suspected: AtomicBool,
@@ -46,9 +49,8 @@ pub(super) struct Gate {
     is_dead: AtomicBool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
-    current: Option<Arc<Generation>>,
     old: Vec<Arc<Generation>>,
     /// A handle of the listener for the day on which there is no descriptor to make one.
     spare: Option<TcpListener>,
@@ -71,6 +73,7 @@ impl Gate {
         Self {
             listening,
             alarm,
+            current: Mutex::default(),
             state: Mutex::default(),
             suspected: AtomicBool::default(),
             is_dead: AtomicBool::default(),
@@ -86,8 +89,8 @@ impl Gate {
     pub(super) fn open(&self, front: &Arc<Front>) -> io::Result<()> {
         let listener = self.listening.share()?;
         let generation = self.start(front, listener)?;
+        *self.current.lock() = Some(generation);
         let mut state = self.state.lock();
-        state.current = Some(generation);
         state.spare = self.listening.share().ok();
         Ok(())
     }
@@ -96,6 +99,19 @@ impl Gate {
     pub(super) fn close(&self) {
         self.state.lock().spare = None;
         self.listening.close();
+    }
+
+    /// Waits for a request; gives what the caller is to serve, if it is that.
+    pub(super) fn wait(&self, front: &Arc<Front>) -> Option<Job> {
+        let current = self.current.lock().clone();
+        current?.take(front)
+    }
+
+    /// Ends a wait.
+    pub(super) fn wake(&self) {
+        if let Some(current) = &*self.current.lock() {
+            current.server.unblock();
+        }
     }
 
     /// Makes the next look ask whether connections are still accepted.
@@ -140,10 +156,11 @@ impl Gate {
                     "accept replaced={} reason=\"the library stopped accepting\"",
                     state.count
                 );
-                if let Some(last) = state.current.replace(generation) {
+                let last = self.current.lock().replace(generation);
+                if let Some(last) = last {
                     let earlier =
                         |peer| state.old.iter().any(|old| old.peers.lock().contains(peer));
-                    last.retire(peers.iter().filter(|peer| !earlier(peer)));
+                    last.retire(front, peers.iter().filter(|peer| !earlier(peer)));
                     state.old.push(last);
                 }
             }
@@ -214,30 +231,39 @@ impl Gate {
 }
 
 impl Generation {
-    /// The intake's life. It waits for the library and for nothing else.
+    /// The intake's life: it stands in for the workers, and when this server is old it serves
+    /// the connections that are left. It waits for the library and for nothing else.
     fn run(&self, front: &Arc<Front>) {
+        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front));
         while !self.is_empty.is_set() {
-            let received = if self.is_old.is_set() {
-                self.server.recv_timeout(OLD_POLL).transpose()
-            } else {
-                Some(self.server.recv())
-            };
-            match received {
-                Some(Ok(request)) => front.take(request),
-                Some(Err(error)) if !front.is_draining() && !self.is_old.is_set() => {
-                    info!("accept error=\"{error}\"");
-                    // It never comes back from one.
-                    front.gate.is_dead.store(true, Ordering::Relaxed);
-                }
-                Some(Err(_)) | None => {}
+            if let Ok(Some(request)) = self.server.recv_timeout(POLL)
+                && let Some(job) = front.take(request)
+            {
+                front.give(job);
             }
         }
     }
 
-    fn retire<'a>(&self, peers: impl Iterator<Item = &'a SocketAddr>) {
+    /// Waits for a request, and sees to it that it is served: what is given is for the caller.
+    fn take(&self, front: &Arc<Front>) -> Option<Job> {
+        match self.server.recv_timeout(POLL) {
+            Ok(Some(request)) => return front.take(request),
+            // Woken, or nobody asks: there may be another server by now.
+            Ok(None) => {}
+            Err(_) if front.is_draining() || self.is_old.is_set() => {}
+            Err(error) => {
+                info!("accept error=\"{error}\"");
+                // It never comes back from one.
+                front.gate.is_dead.store(true, Ordering::Relaxed);
+            }
+        }
+        None
+    }
+
+    fn retire<'a>(&self, front: &Front, peers: impl Iterator<Item = &'a SocketAddr>) {
         self.peers.lock().extend(peers);
         self.is_old.set();
-        self.server.unblock();
+        front.roster.muster();
     }
 
     /// Forgets connections that are gone; whether none is left.
@@ -251,11 +277,8 @@ impl Generation {
     }
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for Generation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
-            .field("count", &self.count)
-            .field("old", &self.old.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Generation").field("is_old", &self.is_old).finish_non_exhaustive()
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
-use log::{debug, error};
+use crossbeam_channel::Sender;
+use log::debug;
 use tiny_http::Request;
 
 use super::Once;
@@ -19,6 +19,7 @@ use super::fd::Descriptors;
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
 use super::refusals::{self, Lingerer};
+use super::roster::Roster;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
@@ -54,7 +55,7 @@ pub(super) struct Front {
     /// Drops what may not be dropped anywhere else, in order.
     pub(super) undertakers: Arc<Crew>,
     pub(super) lingerer: Lingerer,
-    jobs: Sender<Job>,
+    pub(super) roster: Roster<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
     pokes: Sender<()>,
@@ -102,22 +103,24 @@ impl Drop for Turn {
     fn drop(&mut self) {
         match self.front.connections.finish(self.peer, clock::instant()) {
             Rest::Nothing => {}
-            Rest::Next(request) => self.front.dispatch(self.peer, request),
+            Rest::Next(request) => {
+                let job = self.front.dispatch(self.peer, request);
+                job.into_iter().for_each(|job| self.front.give(job));
+            }
             Rest::Dead(line) => line.into_iter().for_each(|request| self.front.bury(request)),
         }
     }
 }
 
 impl Front {
-    /// The shared part, and the workers' end of the queue.
+    /// The shared part.
     pub(super) fn new(
         config: Arc<Config>,
         proxy: Arc<Proxy>,
         admin: Arc<Admin>,
         gate: Gate,
         alarm: &Alarm,
-    ) -> io::Result<(Self, Receiver<Job>)> {
-        let (jobs, queue) = crossbeam_channel::unbounded();
+    ) -> io::Result<Self> {
         let (pokes, wanted) = crossbeam_channel::bounded(POKES);
         let reachable = gate.reachable();
         alarm.essential("poker", move || wanted.iter().for_each(|()| poke(reachable)))?;
@@ -134,12 +137,12 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
-            jobs,
+            roster: Roster::default(),
             pokes,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
         };
-        Ok((front, queue))
+        Ok(front)
     }
 
     pub(super) fn worker_count(&self) -> usize {
@@ -190,11 +193,12 @@ impl Front {
         }
     }
 
-    /// A request from the library. Waits for nothing.
-    pub(super) fn take(self: &Arc<Self>, request: Request) {
+    /// A request from the library. Waits for nothing; what is given is for a worker.
+    pub(super) fn take(self: &Arc<Self>, request: Request) -> Option<Job> {
         let Some(peer) = request.remote_addr().copied() else {
             // The connection was reset before its first byte: nobody can be answered.
-            return self.bury(request);
+            self.bury(request);
+            return None;
         };
         let arrival = match self.connections.arrive(peer, request, clock::instant()) {
             // The condemned one was shut, so this is another connection from the same port.
@@ -209,7 +213,7 @@ impl Front {
                 if first {
                     self.poke(1);
                 }
-                self.dispatch(peer, request);
+                return self.dispatch(peer, request);
             }
             Arrival::Later => {}
             Arrival::Dead(request) => self.bury(request),
@@ -218,6 +222,12 @@ impl Front {
                 self.descriptors.silence(peer);
             }
         }
+        None
+    }
+
+    /// Hands a job to a worker.
+    pub(super) fn give(&self, job: Job) {
+        self.roster.give(job, || self.gate.wake());
     }
 
     /// Drops a request of a connection that is shut. In one thread and in order, because a drop
@@ -228,8 +238,9 @@ impl Front {
         });
     }
 
-    /// Hands a request whose turn it is to whoever may wait for its client.
-    fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request) {
+    /// Hands a request whose turn it is to whoever may wait for its client. What a worker may serve
+    /// at once is given back.
+    fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request) -> Option<Job> {
         let arrived = clock::instant();
         let turn = Turn { front: Arc::clone(self), peer };
         let head = Head::of(&request, peer);
@@ -238,7 +249,7 @@ impl Front {
         let front = Arc::clone(self);
         match self.judge(&pending) {
             Ok(Errand::Serve(endpoint)) if endpoint.is_upload() || pending.body_is_here() => {
-                self.enter(pending, endpoint, None);
+                return self.admit(pending, endpoint, None);
             }
             Ok(Errand::Serve(endpoint)) => {
                 self.receivers.give(move || front.receive(pending, endpoint));
@@ -248,6 +259,7 @@ impl Front {
             Ok(Errand::Preflight) => self.responders.give(move || front.preflight(pending)),
             Err(error) => self.give_refusal(pending, error),
         }
+        None
     }
 
     /// Head → auth → route.
@@ -295,20 +307,18 @@ impl Front {
     }
 
     /// Lets a request in to the workers, or refuses it when they and their queue are full.
-    pub(super) fn enter(
+    pub(super) fn admit(
         self: &Arc<Self>,
         pending: Pending,
         endpoint: Endpoint,
         body: Option<Received>,
-    ) {
+    ) -> Option<Job> {
         let Some(ticket) = self.admission.enter() else {
-            return self.give_refusal(pending, ProxyError::Overloaded);
+            self.give_refusal(pending, ProxyError::Overloaded);
+            return None;
         };
         pending.turn.turn_to(Activity::Served);
-        let job = Job { pending, endpoint, body, ticket };
-        if self.jobs.send(job).is_err() {
-            error!("workers gone=true: a request was dropped");
-        }
+        Some(Job { pending, endpoint, body, ticket })
     }
 
     /// Hands a refusal to whoever may write to its client.

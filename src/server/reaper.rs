@@ -19,6 +19,13 @@ const TICK: Duration = Duration::from_millis(100);
 /// It rests this many times as long as it looked: never more than a twentieth of a core.
 const REST: u32 = 20;
 
+/// When a look comes this much too late, the whole process stood still, or nearly: what clients
+/// have sent meanwhile lies unread in the kernel.
+const LATE: Duration = Duration::from_millis(500);
+
+/// How long no limit counts then, so that the threads that read come to their turn first.
+const RESPITE: Duration = Duration::from_secs(1);
+
 /// How much longer than a stalled head an idle connection may stay. nginx's own idle limit for
 /// its upstreams is 60 s and must be the shorter one.
 const IDLE_BONUS: Duration = Duration::from_secs(15);
@@ -66,11 +73,15 @@ pub(super) struct Reaper {
     floor: Option<u64>,
     /// How many looks in a row have found a connection stuck.
     stuck: u32,
+    /// When the next look is due.
+    due: Instant,
+    /// Until when no limit counts.
+    respite: Option<Instant>,
 }
 
 impl Reaper {
     pub(super) fn new(front: Arc<Front>) -> Self {
-        Self { front, floor: None, stuck: 0 }
+        Self { front, floor: None, stuck: 0, due: clock::instant(), respite: None }
     }
 
     /// Looks again and again, for the life of the process.
@@ -82,7 +93,9 @@ impl Reaper {
             let took = started.elapsed();
             // Waits, when it has to knock: that is no work to rest from.
             self.front.gate.look(&self.front, &peers);
-            let _ = never.recv_timeout(TICK.max(took * REST));
+            let rest = TICK.max(took * REST);
+            self.due = clock::instant() + rest;
+            let _ = never.recv_timeout(rest);
         }
     }
 
@@ -93,7 +106,8 @@ impl Reaper {
         let mut sights = self.front.connections.take_stock(&peers, now);
         sights.sort_by_key(|sight| sight.peer);
         let limit = self.front.client_timeout();
-        for sight in &sights {
+        let judged = if self.has_respite(now) { &[][..] } else { &sights };
+        for sight in judged {
             if let Some(reason) = past_limit(sight, limit, now) {
                 if reason == Reason::NoHead {
                     self.bury(&census, sight.peer);
@@ -105,6 +119,23 @@ impl Reaper {
         self.spare_descriptors(&census, &sights);
         self.spare_memory(&census, &sights);
         peers
+    }
+
+    /// Whether limits do not count now. After a respite they do, however late the look is: on a
+    /// machine that is always late they would never.
+    fn has_respite(&mut self, now: Instant) -> bool {
+        match self.respite {
+            Some(until) if now < until => true,
+            Some(_) => {
+                self.respite = None;
+                false
+            }
+            None => {
+                let is_late = now.saturating_duration_since(self.due) > LATE;
+                self.respite = is_late.then(|| now + RESPITE);
+                is_late
+            }
+        }
     }
 
     /// A foreign version (the first line of HTTP/2, say) makes the library's thread wait for itself
@@ -141,11 +172,12 @@ impl Reaper {
 
     fn spare_descriptors(&self, census: &Census, sights: &[Sight]) {
         let limit = self.front.descriptors.limit;
-        if census.open <= limit / 100 * HIGH_WATER {
+        let water = |percent| limit.saturating_mul(percent) / 100;
+        if census.open <= water(HIGH_WATER) {
             return;
         }
         // Each connection has two.
-        let surplus = (census.open - limit / 100 * LOW_WATER).div_ceil(2);
+        let surplus = (census.open - water(LOW_WATER)).div_ceil(2);
         let ended = least_missed(sights).into_iter().take(surplus);
         let count = ended.map(|peer| end(census, peer, Reason::Descriptors)).count();
         warn!("descriptors open={} limit={limit} ended={count}", census.open);

@@ -4,13 +4,12 @@ use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
 
-use crossbeam_channel::Receiver;
 use log::error;
 
 use super::bodies::Received;
 use super::intake::{Front, Pending};
+use crate::panics::Alarm;
 use crate::policy::route::Endpoint;
 
 /// A request that has been let in.
@@ -23,8 +22,7 @@ pub(super) struct Job {
     pub(super) ticket: Ticket,
 }
 
-/// Counts who is in work or waits. The channel's own length would not do: a job that a waking
-/// worker has not taken yet is not waiting.
+/// Counts who is in work or waits.
 #[derive(Debug)]
 pub(super) struct Admission {
     capacity: usize,
@@ -67,18 +65,18 @@ impl Drop for Ticket {
 }
 
 /// Starts the workers.
-pub(super) fn spawn(front: &Arc<Front>, jobs: &Receiver<Job>) -> io::Result<Vec<JoinHandle<()>>> {
-    (1..=front.worker_count())
-        .map(|number| {
-            let (front, jobs) = (Arc::clone(front), jobs.clone());
-            let builder = thread::Builder::new().name(format!("worker-{number}"));
-            builder.spawn(move || work(&front, &jobs))
-        })
-        .collect()
+pub(super) fn spawn(front: &Arc<Front>, alarm: &Alarm) -> io::Result<()> {
+    for number in 1..=front.worker_count() {
+        let front = Arc::clone(front);
+        alarm.essential(format!("worker-{number}"), move || work(&front))?;
+    }
+    Ok(())
 }
 
-fn work(front: &Arc<Front>, jobs: &Receiver<Job>) {
-    for job in jobs {
+fn work(front: &Arc<Front>) {
+    let bell = Arc::default();
+    loop {
+        let job = front.roster.next(&bell, || front.gate.wait(front));
         // A panic costs this request only: the library answers 500 when the request is dropped
         // unanswered, and a half-written answer is cut.
         if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job))).is_err() {

@@ -139,31 +139,38 @@ impl Connection {
 
     /// Notes the call, gives it its request id and takes its reply from the script.
     fn record(&self, exchange: &mut Exchange) -> Reply {
+        let decide = self.shared.state.lock().script.decide();
+        let decided = decide.and_then(|decide| decide(&self.call(exchange)));
         let mut state = self.shared.state.lock();
         exchange.id = format!("00000000-0000-4000-8000-{:012x}", state.call_count + 1);
         state.call_count += 1;
         if !state.forgetful {
-            let request = &exchange.request;
-            state.calls.push(Call {
-                method: request.method.clone(),
-                target: request.target.clone(),
-                key: request.key().map(str::to_owned),
-                model: exchange.model().map(str::to_owned),
-                headers: request.headers.clone(),
-                body: request.body.clone(),
-                connection: self.number,
-                arrived: exchange.arrived,
-                closed: false,
-            });
+            state.calls.push(self.call(exchange));
         }
         if let Some(open) = state.open.get_mut(&self.number) {
             open.served += 1;
             open.busy = true;
         }
-        let reply = state.script.next_reply(exchange.request.key(), exchange.model());
+        let scripted = || state.script.next_reply(exchange.request.key(), exchange.model());
+        let reply = decided.unwrap_or_else(scripted);
         drop(state);
         self.shared.changed.notify_all();
         reply
+    }
+
+    fn call(&self, exchange: &Exchange) -> Call {
+        let request = &exchange.request;
+        Call {
+            method: request.method.clone(),
+            target: request.target.clone(),
+            key: request.key().map(str::to_owned),
+            model: exchange.model().map(str::to_owned),
+            headers: request.headers.clone(),
+            body: request.body.clone(),
+            connection: self.number,
+            arrived: exchange.arrived,
+            closed: false,
+        }
     }
 
     fn play(&mut self, exchange: &Exchange, reply: Reply) -> io::Result<After> {

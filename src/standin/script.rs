@@ -3,8 +3,10 @@
 //! Pure memory: no socket, no clock, no lock.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::Call;
 use super::gate::Gate;
 
 /// What to answer to a request.
@@ -227,9 +229,13 @@ impl Shape {
 
 type Pair = (String, String);
 
+/// Looks at a request and says what to answer; `None` leaves that to the rest of the script.
+pub(super) type Decide = Arc<dyn Fn(&Call) -> Option<Reply> + Send + Sync>;
+
 /// Everything a test can set, and how much of each quota is spent.
 #[derive(Default)]
 pub(super) struct Script {
+    decide: Option<Decide>,
     once: VecDeque<(Pair, Reply)>,
     always: HashMap<Pair, Reply>,
     limits: HashMap<Pair, u64>,
@@ -240,6 +246,15 @@ pub(super) struct Script {
 }
 
 impl Script {
+    pub(super) fn set_decide(&mut self, decide: Decide) {
+        self.decide = Some(decide);
+    }
+
+    /// Who is asked before [`Script::next_reply`], and without the lock.
+    pub(super) fn decide(&self) -> Option<Decide> {
+        self.decide.clone()
+    }
+
     pub(super) fn set_reply(&mut self, key: &str, model: &str, reply: Reply) {
         self.always.insert(pair(key, model), reply);
     }

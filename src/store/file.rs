@@ -1,21 +1,22 @@
-//! One file, its lock, its temporary files and its quarantine.
+//! One file, its temporary files and its quarantine.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::iter;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{info, warn};
-use parking_lot::Mutex;
 
 use super::beside;
+use super::lock::Lock;
 use crate::clock::Timestamp;
 use crate::policy::state::StateFile;
 
 /// Only the owner may read and write: error messages of upstream are nobody else's business.
-const MODE: u32 = 0o600;
+pub(super) const MODE: u32 = 0o600;
 
 /// How many symbolic links are followed, as many as Linux does.
 const MOST_LINKS: usize = 40;
@@ -24,74 +25,151 @@ const MOST_LINKS: usize = 40;
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
-    /// Held, not read: the lock goes with it. `None` where no lock file can be made.
-    lock: Mutex<Option<File>>,
-    /// Set once renaming has proved impossible (a bind-mounted single file).
+    /// Where new content is written first. Every write of a process uses the same name, so that
+    /// a file that could not be removed is not one of many.
+    temporary: PathBuf,
+    lock: Lock,
+    /// Whether the log has said that the file is written in place.
     in_place: AtomicBool,
 }
 
 impl Place {
-    /// Makes the folder, takes the lock, and removes temporary files of earlier runs.
-    pub(super) fn take(path: &Path) -> Result<Self, String> {
+    /// Makes the folder and takes the lock.
+    pub(super) fn take(path: &Path, now: Timestamp) -> Result<Self, String> {
         let path = behind_links(path);
         if let Err(error) = fs::create_dir_all(folder_of(&path)) {
             warn!("state folder={} error=\"{error}\"", folder_of(&path).display());
         }
-        let lock = lock(&path)?;
-        if lock.is_some() {
-            remove_stale(&path);
-        }
-        Ok(Self { path, lock: Mutex::new(lock), in_place: AtomicBool::new(false) })
+        let lock = Lock::take(&path)?;
+        let temporary = beside(&path, &format!(".{}.{}.tmp", process::id(), now.0));
+        Ok(Self { path, temporary, lock, in_place: AtomicBool::new(false) })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the file; one that does not fit is set aside and an empty state takes its place.
+    /// Reads the file, and removes temporary files of earlier runs. A file that does not fit is
+    /// set aside; what takes its place is the copy that a torn write has left, or an empty state.
     pub(super) fn read(&self, now: Timestamp) -> Result<StateFile, String> {
+        let state = match content(&self.path)?.map(|content| StateFile::parse(&content)) {
+            None => StateFile::default(),
+            Some(Ok(state)) => state,
+            Some(Err(misfit)) => return self.read_instead(&misfit, now),
+        };
+        self.remove_stale();
+        Ok(state)
+    }
+
+    fn read_instead(&self, misfit: &str, now: Timestamp) -> Result<StateFile, String> {
         let shown = self.path.display();
-        let Some(content) = content(&self.path)? else { return Ok(StateFile::default()) };
-        match StateFile::parse(&content) {
-            Ok(state) => Ok(state),
-            Err(misfit) => {
-                let aside = set_aside(&self.path, now).map_err(|error| {
-                    format!(
-                        "the state file `{shown}` does not fit ({misfit}) and cannot be set aside: {error}"
-                    )
-                })?;
-                warn!(
-                    "state misfit=\"{misfit}\" kept={}; starting with an empty state",
-                    aside.display()
-                );
-                Ok(StateFile::default())
+        let aside = set_aside(&self.path, now).map_err(|error| {
+            format!(
+                "the state file `{shown}` does not fit ({misfit}) and cannot be set aside: {error}"
+            )
+        })?;
+        let aside = aside.display();
+        let Some(copy) = newest_copy(&self.path) else {
+            warn!("state misfit=\"{misfit}\" kept={aside}; starting with an empty state");
+            self.remove_stale();
+            return Ok(StateFile::default());
+        };
+        let from = copy.path.display();
+        warn!("state misfit=\"{misfit}\" kept={aside}; starting with its copy {from}");
+        match self.install(&copy.path, &copy.content) {
+            Ok(()) => self.remove_stale(),
+            Err(error) => warn!("state copy={from} error=\"{error}\"; it is kept in memory"),
+        }
+        Ok(copy.state)
+    }
+
+    /// Replaces the content, durably: afterwards the file is whole and new, or whole and old. For
+    /// a file that can only be written in place, see [`write_in_place`].
+    pub(super) fn write(&self, content: &[u8]) -> io::Result<()> {
+        let folder = folder_of(&self.path);
+        if !folder.is_dir() {
+            fs::create_dir_all(folder)?;
+        }
+        if self.lock.keep()? {
+            self.remove_stale();
+        }
+        match write_new(&self.temporary, content) {
+            Ok(()) => self.install(&self.temporary, content),
+            // A mounted file may be writable in a folder that is not.
+            Err(error) if takes_no_file(&error) && self.path.exists() => {
+                write_in_place(&self.path, content)?;
+                self.mention_in_place(&error);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = fs::remove_file(&self.temporary);
+                Err(error)
             }
         }
     }
 
-    /// Replaces the content, durably: afterwards the file is whole and new, or whole and old.
-    pub(super) fn write(&self, content: &[u8], now: Timestamp) -> io::Result<()> {
-        if self.in_place.load(Ordering::Relaxed) {
-            return write_in_place(&self.path, content);
-        }
-        match replace(&self.path, content, now) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(folder_of(&self.path))?;
-                // The lock went with the folder, and another process may have taken its place.
-                *self.lock.lock() = lock(&self.path).map_err(io::Error::other)?;
-                replace(&self.path, content, now)
-            }
+    /// Puts a temporary file, which is whole and on disk, in the place of the state file.
+    fn install(&self, temporary: &Path, content: &[u8]) -> io::Result<()> {
+        match fs::rename(temporary, &self.path) {
+            Ok(()) => sync_folder(&self.path),
             Err(error) if is_mount_point(&error) => {
-                self.in_place.store(true, Ordering::Relaxed);
-                info!(
-                    "state in_place=true file={} reason=\"{error}\"; mount the folder instead of the file, so that a power cut cannot tear it",
-                    self.path.display()
-                );
-                write_in_place(&self.path, content)
+                // Until the file is whole again, its copy stays: the next start may need it.
+                sync_folder(&self.path)?;
+                write_in_place(&self.path, content)?;
+                self.mention_in_place(&error);
+                let _ = fs::remove_file(temporary);
+                Ok(())
             }
-            outcome => outcome,
+            Err(error) => {
+                let _ = fs::remove_file(temporary);
+                Err(error)
+            }
         }
     }
+
+    fn mention_in_place(&self, reason: &io::Error) {
+        if !self.in_place.swap(true, Ordering::Relaxed) {
+            info!(
+                "state in_place=true file={} reason=\"{reason}\"; mount the folder instead of the file, and let the proxy make files in it, so that the file is always replaced as a whole",
+                self.path.display()
+            );
+        }
+    }
+
+    /// Removes `<file>.<pid>.<ms>.tmp`, ours and the original's, where the lock says that nobody
+    /// writes.
+    fn remove_stale(&self) {
+        if !self.lock.is_held() {
+            return;
+        }
+        for stale in temporaries(&self.path) {
+            if fs::remove_file(&stale).is_ok() {
+                info!("state removed={}", stale.display());
+            }
+        }
+    }
+}
+
+/// What a write that was torn has left beside the file.
+struct Copy {
+    path: PathBuf,
+    content: Vec<u8>,
+    state: StateFile,
+}
+
+/// The newest temporary file that is whole.
+fn newest_copy(path: &Path) -> Option<Copy> {
+    let mut paths = temporaries(path);
+    paths.sort_by_cached_key(|path| fs::metadata(path).and_then(|it| it.modified()).ok());
+    paths.into_iter().rev().find_map(|path| {
+        let content = fs::read(&path).ok()?;
+        // Not the empty state that an empty file is elsewhere, but one that nothing has reached.
+        if content.trim_ascii().is_empty() {
+            return None;
+        }
+        let state = StateFile::parse(&content).ok()?;
+        Some(Copy { path, content, state })
+    })
 }
 
 /// What is in a state file; `None` when there is none.
@@ -133,40 +211,16 @@ fn folder_of(path: &Path) -> &Path {
     }
 }
 
-fn lock(path: &Path) -> Result<Option<File>, String> {
-    let lock_path = beside(path, ".lock");
-    let made = OpenOptions::new().create(true).append(true).mode(MODE).open(&lock_path);
-    let outcome = made.map_err(TryLockError::Error).and_then(|file| {
-        file.try_lock()?;
-        Ok(file)
-    });
-    match outcome {
-        Ok(file) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Err(format!(
-            "another process uses the state file `{}` (its lock `{}` is taken); give each proxy a STATE_PATH of its own",
-            path.display(),
-            lock_path.display()
-        )),
-        Err(TryLockError::Error(error)) => {
-            warn!(
-                "state lock={} error=\"{error}\"; nothing keeps a second proxy off this file",
-                lock_path.display()
-            );
-            Ok(None)
-        }
-    }
-}
-
-/// Removes `<file>.<pid>.<ms>.tmp`, ours and the original's: the lock says that nobody writes.
-fn remove_stale(path: &Path) {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
-    let Ok(entries) = fs::read_dir(folder_of(path)) else { return };
-    for entry in entries.flatten() {
-        let is_stale = entry.file_name().to_str().is_some_and(|other| is_temporary(other, name));
-        if is_stale && fs::remove_file(entry.path()).is_ok() {
-            info!("state removed={}", entry.path().display());
-        }
-    }
+/// The temporary files beside a state file.
+fn temporaries(path: &Path) -> Vec<PathBuf> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let (Some(name), Ok(entries)) = (name, fs::read_dir(folder_of(path))) else {
+        return Vec::new();
+    };
+    let is_one = |entry: &fs::DirEntry| {
+        entry.file_name().to_str().is_some_and(|other| is_temporary(other, name))
+    };
+    entries.flatten().filter(is_one).map(|entry| entry.path()).collect()
 }
 
 fn is_temporary(name: &str, of: &str) -> bool {
@@ -188,22 +242,17 @@ fn set_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
         aside = beside(path, &format!("{stamp}-{count}"));
     }
     if fs::rename(path, &aside).is_err() {
-        fs::copy(path, &aside)?;
-        fs::set_permissions(&aside, fs::Permissions::from_mode(MODE))?;
-        File::open(&aside)?.sync_all()?;
+        copy_synced(path, &aside).inspect_err(|_| {
+            let _ = fs::remove_file(&aside);
+        })?;
     }
     Ok(aside)
 }
 
-fn replace(path: &Path, content: &[u8], now: Timestamp) -> io::Result<()> {
-    let temporary = beside(path, &format!(".{}.{}.tmp", process::id(), now.0));
-    let outcome = write_new(&temporary, content)
-        .and_then(|()| fs::rename(&temporary, path))
-        .and_then(|()| File::open(folder_of(path))?.sync_all());
-    if outcome.is_err() {
-        let _ = fs::remove_file(&temporary);
-    }
-    outcome
+fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to)?;
+    fs::set_permissions(to, fs::Permissions::from_mode(MODE))?;
+    File::open(to)?.sync_all()
 }
 
 fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
@@ -213,26 +262,50 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The way for a file that cannot be renamed onto. The old content is overwritten from the start
-/// and cut afterwards, so that a failure in between leaves the file no shorter than it has to be.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(folder_of(path))?.sync_all()
+}
+
+/// The way for a file that cannot be replaced. After every step it is the old or the new state,
+/// because blanks after JSON change nothing: first it grows, so that a full disk is met while it
+/// still holds the old state; one call then writes the new over all of the old; at last the rest
+/// is cut off. Only what ends that one call in its middle, or a power cut, can tear it.
 fn write_in_place(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(path)?;
-    file.set_permissions(fs::Permissions::from_mode(MODE))?;
-    file.write_all(content)?;
-    file.set_len(content.len() as u64)?;
+    let file = OpenOptions::new().write(true).open(path)?;
+    // Not ours to change where the file is another user's.
+    let _ = file.set_permissions(fs::Permissions::from_mode(MODE));
+    let old = file.metadata()?.len();
+    let new = content.len() as u64;
+    if old < new {
+        file.write_all_at(&blanks(new - old), old).inspect_err(|_| {
+            let _ = file.set_len(old);
+        })?;
+    }
+    file.write_all_at(&[content, &blanks(old.saturating_sub(new))].concat(), 0)?;
+    file.set_len(new)?;
     file.sync_all()
+}
+
+fn blanks(count: u64) -> Vec<u8> {
+    iter::repeat_n(b' ', usize::try_from(count).unwrap_or(usize::MAX)).collect()
 }
 
 fn is_mount_point(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices)
 }
 
+/// Whether no file can be made in a folder, whatever becomes of the files that are in it.
+fn takes_no_file(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied)
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::sync::atomic::AtomicU64;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
+    use crate::policy::state::RuntimeRecord;
 
     /// A temporary folder that goes with its owner.
     pub(in crate::store) struct Folder(PathBuf);
@@ -273,25 +346,14 @@ pub(super) mod tests {
     #[test]
     fn a_written_file_is_whole_private_and_leaves_nothing_beside_it() {
         let folder = Folder::new();
-        let place = Place::take(&folder.path().join("s.json")).unwrap();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
         for content in ["{\"long\": \"content\"}\n", "{}\n"] {
-            place.write(content.as_bytes(), Timestamp(5)).unwrap();
+            place.write(content.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(place.path()).unwrap(), content);
         }
         let mode = fs::metadata(place.path()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, MODE);
         assert_eq!(folder.names(), ["s.json", "s.json.lock"]);
-    }
-
-    #[test]
-    fn a_second_process_is_refused() {
-        let folder = Folder::new();
-        let path = folder.path().join("s.json");
-        let first = Place::take(&path).unwrap();
-        let refusal = Place::take(&path).unwrap_err();
-        assert!(refusal.contains("another process"), "{refusal}");
-        drop(first);
-        Place::take(&path).unwrap();
     }
 
     #[test]
@@ -301,7 +363,8 @@ pub(super) mod tests {
         for name in keep.iter().chain(&["s.json.123.1700000000000.tmp"]) {
             fs::write(folder.path().join(name), "x").unwrap();
         }
-        let _place = Place::take(&folder.path().join("s.json")).unwrap();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
+        place.read(Timestamp(1)).unwrap();
         let mut left = folder.names();
         left.retain(|name| name != "s.json.lock");
         assert_eq!(left, keep);
@@ -310,7 +373,7 @@ pub(super) mod tests {
     #[test]
     fn what_does_not_fit_is_set_aside_and_never_overwritten() {
         let folder = Folder::new();
-        let place = Place::take(&folder.path().join("s.json")).unwrap();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
         let time = Timestamp(1_700_000_000_123);
         for content in ["not json", "\0\0\0"] {
             fs::write(place.path(), content).unwrap();
@@ -326,7 +389,7 @@ pub(super) mod tests {
     #[test]
     fn a_missing_or_empty_file_is_an_empty_state() {
         let folder = Folder::new();
-        let place = Place::take(&folder.path().join("s.json")).unwrap();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
         assert_eq!(place.read(Timestamp(0)).unwrap(), StateFile::default());
         fs::write(place.path(), "").unwrap();
         assert_eq!(place.read(Timestamp(0)).unwrap(), StateFile::default());
@@ -337,7 +400,7 @@ pub(super) mod tests {
     fn what_cannot_be_read_stops_the_start() {
         let folder = Folder::new();
         fs::create_dir(folder.path().join("s.json")).unwrap();
-        let place = Place::take(&folder.path().join("s.json")).unwrap();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
         assert!(place.read(Timestamp(0)).unwrap_err().contains("failed to read"));
     }
 
@@ -346,9 +409,9 @@ pub(super) mod tests {
         let folder = Folder::new();
         let (real, link) = (folder.path().join("real.json"), folder.path().join("link.json"));
         std::os::unix::fs::symlink("real.json", &link).unwrap();
-        let place = Place::take(&link).unwrap();
+        let place = Place::take(&link, Timestamp(1)).unwrap();
         for content in ["{}", "{ }"] {
-            place.write(content.as_bytes(), Timestamp(1)).unwrap();
+            place.write(content.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(&real).unwrap(), content);
             assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         }
@@ -358,10 +421,62 @@ pub(super) mod tests {
     fn a_folder_made_again_is_locked_again() {
         let folder = Folder::new();
         let path = folder.path().join("inner/s.json");
-        let place = Place::take(&path).unwrap();
+        let place = Place::take(&path, Timestamp(1)).unwrap();
         fs::remove_dir_all(folder.path().join("inner")).unwrap();
-        place.write(b"{}", Timestamp(1)).unwrap();
-        assert!(Place::take(&path).unwrap_err().contains("another process"));
+        place.write(b"{}").unwrap();
+        assert!(Place::take(&path, Timestamp(1)).unwrap_err().contains("another process"));
+    }
+
+    #[test]
+    fn a_torn_file_is_replaced_by_the_newest_whole_copy_beside_it() {
+        let folder = Folder::new();
+        let path = folder.path().join("s.json");
+        let state = |name: &str| {
+            let mut state = StateFile::default();
+            state
+                .runtime_state
+                .insert(name.to_owned(), RuntimeRecord::new("1".into(), Timestamp(0)));
+            state
+        };
+        let copies =
+            [state("older").to_bytes(), state("newer").to_bytes(), b"{ half".to_vec(), vec![]];
+        for (number, content) in copies.iter().enumerate() {
+            let copy = beside(&path, &format!(".1.{number}.tmp"));
+            fs::write(&copy, content).unwrap();
+            let written = UNIX_EPOCH + Duration::from_secs(1_700_000_000 + number as u64);
+            File::options().write(true).open(&copy).unwrap().set_modified(written).unwrap();
+        }
+        fs::write(&path, "{ torn").unwrap();
+        let place = Place::take(&path, Timestamp(1)).unwrap();
+        assert_eq!(place.read(Timestamp(1_700_000_000_123)).unwrap(), state("newer"));
+        assert_eq!(fs::read(&path).unwrap(), copies[1]);
+        let aside = "s.json.bak.2023-11-14T22-13-20-123Z";
+        assert_eq!(folder.names(), ["s.json", aside, "s.json.lock"]);
+    }
+
+    #[test]
+    fn a_temporary_file_that_could_not_be_removed_is_used_again() {
+        let folder = Folder::new();
+        let place = Place::take(&folder.path().join("s.json"), Timestamp(1)).unwrap();
+        fs::write(&place.temporary, "left over, and longer than what comes").unwrap();
+        place.write(b"{}").unwrap();
+        assert_eq!(fs::read_to_string(place.path()).unwrap(), "{}");
+        assert_eq!(folder.names(), ["s.json", "s.json.lock"]);
+    }
+
+    #[test]
+    fn what_is_left_by_earlier_runs_is_removed_once_the_lock_can_be_had() {
+        let folder = Folder::new();
+        let path = folder.path().join("s.json");
+        let (lock, stale) = (beside(&path, ".lock"), beside(&path, ".1.2.tmp"));
+        fs::create_dir(&lock).unwrap();
+        fs::write(&stale, "").unwrap();
+        let place = Place::take(&path, Timestamp(1)).unwrap();
+        place.read(Timestamp(1)).unwrap();
+        assert!(stale.exists(), "another process may write it");
+        fs::remove_dir(&lock).unwrap();
+        place.write(b"{}").unwrap();
+        assert!(!stale.exists());
     }
 
     #[test]
@@ -370,9 +485,10 @@ pub(super) mod tests {
         let path = folder.path().join("s.json");
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        write_in_place(&path, b"a long content").unwrap();
-        write_in_place(&path, b"short").unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "short");
+        for content in ["a long content", "short", "a longer content"] {
+            write_in_place(&path, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+        }
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
     }
 }

@@ -9,22 +9,26 @@ use std::time::Duration;
 
 use ureq::unversioned::transport::{
     Buffers, ConnectProxyConnector, ConnectionDetails, Connector, NextTimeout, RustlsConnector,
-    SocksConnector, TcpConnector, Transport, time,
+    SocksConnector, Transport, time,
 };
 use ureq::{Error, Timeout};
 
 use super::exchange::{self, Limit, Stage, Step};
+use super::tcp::TcpConnector;
 use crate::clock;
 
 /// How long a wait goes on before the client is looked after.
 const SLICE: Duration = Duration::from_secs(1);
+
+/// The shortest wait there is, for a look at what has come.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// The whole chain. `connect_limit` covers name resolution, TCP and TLS together.
 pub(super) fn chain(connect_limit: Duration) -> impl Connector<(), Out = Tapped> {
     let inner =
         ().chain(SocksConnector::default())
             .chain(ConnectProxyConnector::default())
-            .chain(TcpConnector::default())
+            .chain(TcpConnector)
             .chain(SliceConnector)
             .chain(RustlsConnector::default());
     TapConnector { inner, connect_limit }
@@ -71,16 +75,21 @@ impl<T: Transport> Transport for Sliced<T> {
         };
         loop {
             let left = limit.saturating_sub(clock::instant() - started);
-            if left.is_zero() {
-                return Err(Error::Timeout(reason.map_or(timeout.reason, timeout_of)));
+            // A process that stood still past the limit (SIGSTOP, a frozen container) finds what
+            // came meanwhile in the socket: that was in time.
+            let is_over = left.is_zero();
+            let over = || Error::Timeout(reason.map_or(timeout.reason, timeout_of));
+            if is_over && reason == Some(Limit::Pause) {
+                return Err(over());
             }
-            let slice = NextTimeout { after: time::Duration::Exact(left.min(SLICE)), ..timeout };
-            match self.inner.await_input(slice) {
+            let slice = time::Duration::Exact(left.clamp(LOOK, SLICE));
+            match self.inner.await_input(NextTimeout { after: slice, ..timeout }) {
                 Err(Error::Timeout(_))
                     if reason != Some(Limit::Pause) && exchange::client_has_left() =>
                 {
                     return Err(io::Error::other("the client left").into());
                 }
+                Err(Error::Timeout(_)) if is_over => return Err(over()),
                 Err(Error::Timeout(_)) => {}
                 outcome => return outcome,
             }

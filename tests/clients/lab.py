@@ -32,14 +32,21 @@ PROXY_KEY = "proxy-key-of-the-client-tests"
 MODELS = ["qwen-max", "qwen-plus"]
 
 
+LIBC = ctypes.CDLL(None)  # before any fork: loading is not safe between that and an exec
+
+
 def die_with_parent(signal=signal.SIGKILL):
     """For a `preexec_fn`: however the thread that starts a process ends, the process ends too."""
-    ctypes.CDLL(None).prctl(1, signal)  # PR_SET_PDEATHSIG
+    LIBC.prctl(1, signal)  # PR_SET_PDEATHSIG
 
 
 class Pool:
+    """A proxy with keys of its own. With `command`, this starts it: the program and its arguments
+    before the path of the binary."""
+
     def __init__(self, lab, number, spec):
         self.lab = lab
+        self.command = [*spec.get("command", ()), lab.binary]
         self.keys = [f"sk-pool{number}-key{n}" for n in range(1, spec.get("keys", 2) + 1)]
         lab.standin.add_keys(self.keys, spec.get("quota"))
         self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
@@ -57,15 +64,18 @@ class Pool:
             "RUST_LOG": "debug",
             **spec.get("env", {}),
         }
-        self.start()
 
-    def start(self):
+    def launch(self):
         with self.log.open("ab") as log:
-            seen = log.tell()
             self.process = subprocess.Popen(
-                [self.lab.binary], cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
+                self.command, cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL,
                 stdout=log, stderr=log, preexec_fn=die_with_parent,
             )
+        return self.process
+
+    def start(self):
+        seen = self.log.stat().st_size if self.log.exists() else 0
+        self.launch()
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline and self.process.poll() is None:
             text = self.log.read_bytes()[seen:].decode()
@@ -121,6 +131,7 @@ class Control(BaseHTTPRequestHandler):
             case "POST", "pools":
                 id = str(next(lab.numbers))
                 pool = lab.pools[id] = Pool(lab, id, json.loads(body))
+                pool.start()
                 self.answer({"id": id, "address": pool.address, "key": PROXY_KEY})
             case "GET", "pools", id, "calls":
                 self.answer(lab.pools[id].calls())

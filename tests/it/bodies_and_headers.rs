@@ -309,6 +309,8 @@ fn a_callers_mistake_costs_one_call_and_changes_nothing() {
     let standin = StandIn::start().unwrap();
     let proxy = Proxy::start(&standin);
     assert_eq!(post(&proxy, CHAT, "{}").status, 200);
+    // What it used is counted behind the answer.
+    assert!(proxy.wait_log(" request id=1 ", LIMIT));
     let before = proxy.pool();
     let calls = standin.call_count();
     for (status, body) in [

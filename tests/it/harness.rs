@@ -31,6 +31,9 @@ pub(crate) use process::Process;
 /// How long anything may take that takes no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
+/// How much of a log the report of a failed test shows, in bytes.
+const LONGEST_LOG: usize = 1 << 20;
+
 /// The key that clients of the proxy under test send.
 pub(crate) const PROXY_KEY: &str = "test-proxy-key-0123456789";
 
@@ -207,6 +210,11 @@ impl<'a> Proxy<'a> {
         self.process.log()
     }
 
+    /// How many bytes it has logged since it was (re)started.
+    pub(crate) fn log_length(&self) -> usize {
+        self.process.log_length()
+    }
+
     /// Waits until the log holds `text`; false if it does not within `limit`.
     pub(crate) fn wait_log(&self, text: &str, limit: Duration) -> bool {
         self.process.wait_log(limit, |log| log.contains(text))
@@ -252,6 +260,17 @@ impl<'a> Proxy<'a> {
     /// Sends it a signal.
     pub(crate) fn signal(&self, signal: Signal) {
         self.process.signal(signal);
+    }
+
+    /// Stops it in mid-air (SIGSTOP), and waits until its last thread stands still.
+    pub(crate) fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        self.process.wait_frozen(LIMIT);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub(crate) fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
     }
 
     /// Waits until it has exited; none if it has not within `limit`.
@@ -301,7 +320,10 @@ impl<'a> Proxy<'a> {
     fn report(&self) -> String {
         let mut lines = vec![format!("--- folder {}", self.folder().display())];
         lines.extend(self.builder.env.iter().map(|(name, value)| format!("--- {name}={value}")));
-        lines.push(format!("--- log\n{}", self.log()));
+        let log = self.log();
+        let surplus = log.len().saturating_sub(LONGEST_LOG);
+        let shown = log.get(surplus..).unwrap_or(&log);
+        lines.push(format!("--- log but for {surplus} bytes\n{shown}"));
         let state = std::fs::read_to_string(self.state_path());
         let state = state.unwrap_or_else(|error| error.to_string());
         lines.push(format!("--- state file\n{state}\n--- the stand-in was asked"));
@@ -360,9 +382,11 @@ pub(crate) fn record(state: &Value, key: &str, model: &str) -> Value {
     record.clone()
 }
 
-/// The binary, to be run in a way that [`Proxy`] does not know.
+/// The binary, to be run in a way that [`Proxy`] does not know. Cargo's own, unless `TEST_BINARY`
+/// names another.
 pub(crate) fn binary() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_dashscope-proxy"))
+    let named = std::env::var_os("TEST_BINARY");
+    Command::new(named.unwrap_or_else(|| env!("CARGO_BIN_EXE_dashscope-proxy").into()))
 }
 
 /// Runs the binary with nothing but this environment, in an empty folder, until it exits by

@@ -13,6 +13,7 @@ mod exhaustion;
 mod failover;
 mod front;
 mod harness;
+mod life;
 mod logs;
 mod metrics;
 mod models;

@@ -14,7 +14,7 @@ const STREAMED: &[u8] = br#"{"model":"any","stream":true,"messages":[]}"#;
 const FIRST: &[u8] = b"data: 1\n\n";
 
 /// A stream of which the client has the first event and the gate holds the rest.
-fn stream_in_flight(proxy: &Proxy<'_>, standin: &StandIn, end: End) -> (Client, Gate) {
+pub(crate) fn stream_in_flight(proxy: &Proxy<'_>, standin: &StandIn, end: End) -> (Client, Gate) {
     let gate = standin.gate();
     let events = vec![FIRST, b"data: 2\n\n", b"data: [DONE]\n\n"];
     standin.reply_once("*", "*", Reply::gated_sse(&gate, events, end));
@@ -27,7 +27,7 @@ fn stream_in_flight(proxy: &Proxy<'_>, standin: &StandIn, end: End) -> (Client, 
 }
 
 /// A keep-alive connection that has served a request.
-fn idle_connection(proxy: &Proxy<'_>) -> Client {
+pub(crate) fn idle_connection(proxy: &Proxy<'_>) -> Client {
     let mut client = proxy.connect();
     client.send("GET", "/health", &[], b"");
     let answer = client.read_answer().expect("an answer");

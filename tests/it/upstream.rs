@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use dashscope_proxy::standin::{End, Framing, Part, Reply, StandIn, Wrap, plain};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
@@ -680,4 +681,25 @@ fn no_proxy_names_hosts_that_are_reached_directly() {
         // Directly there is no such name.
         assert_eq!(status == 200, !is_direct, "{no_proxy}: {status}");
     }
+}
+
+#[test]
+fn an_answer_that_comes_while_the_process_stands_still_has_come_in_time() {
+    let standin = StandIn::start().unwrap();
+    let gate = standin.gate();
+    standin.reply_once("*", "*", Reply::gated_sse(&gate, vec!["data: 1\n\n"; 2], End::Clean));
+    let limit = [("UPSTREAM_TIMEOUT_SECONDS", "1"), ("STREAM_IDLE_TIMEOUT_SECONDS", "1")];
+    let proxy = start_with(&standin, &standin.origin(), &limit);
+    let mut client = proxy.connect();
+    client.send("POST", CHAT, &[AUTH], br#"{"stream":true}"#);
+    gate.release();
+    client.read_head().unwrap();
+    assert!(client.read_chunk().unwrap().is_some());
+
+    proxy.freeze();
+    gate.release();
+    // The limit passes.
+    assert!(!standin.wait_closed(0, Duration::from_millis(1500)));
+    proxy.thaw();
+    assert_eq!(client.read_body().unwrap(), b"data: 1\n\n");
 }

@@ -91,7 +91,7 @@ impl Scheduler {
             state.reset = tick;
         }
         self.benches.lift_all(scope);
-        self.revision += 1;
+        self.change();
         changed.sort();
         changed
     }
@@ -103,7 +103,7 @@ impl Scheduler {
         let changed = changed.collect();
         self.disabled.scopes.insert(scope);
         self.disabled.since = now;
-        self.revision += 1;
+        self.change();
         changed
     }
 
@@ -123,7 +123,7 @@ impl Scheduler {
         let rest = still_off.iter().filter(|slot| gone.iter().any(|scope| scope.covers(slot)));
         self.disabled.scopes.extend(rest.map(Scope::of));
         self.disabled.since = now;
-        self.revision += 1;
+        self.change();
         on
     }
 

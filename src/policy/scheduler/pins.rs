@@ -51,7 +51,9 @@ impl Pins {
         pins.insert(id, Pin { key_hash: key_hash.to_owned(), since: now });
         pins.retain(|_, pin| now.since(pin.since) <= REMEMBERED_FOR);
         if pins.len() > MOST {
-            let oldest = pins.iter().min_by_key(|(_, pin)| pin.since).map(|(id, _)| id.clone());
+            // What the future left behind (a clock that was ahead for a while) would outlive all.
+            let age = |pin: &Pin| (pin.since <= now, pin.since);
+            let oldest = pins.iter().min_by_key(|(_, pin)| age(pin)).map(|(id, _)| id.clone());
             oldest.map(|id| pins.remove(&id));
         }
     }
@@ -66,7 +68,7 @@ impl Scheduler {
         }
         let key_hash = self.pool.key_hash(key).to_owned();
         ids.into_iter().for_each(|id| self.pins.add(id, &key_hash, now));
-        self.revision += 1;
+        self.change();
         self.cooled = self.revision;
         true
     }
@@ -126,6 +128,17 @@ mod tests {
         let file = scheduler.snapshot().to_file();
         let pins = file.runtime_state.keys().filter(|name| name.starts_with(PREFIX));
         assert_eq!(pins.count(), MOST);
+    }
+
+    #[test]
+    fn identifiers_of_a_clock_that_was_ahead_make_room_for_new_ones() {
+        let mut scheduler = scheduler(2, StateFile::default());
+        let ahead = START.plus(Duration::from_secs(365 * 86_400));
+        for n in 0..MOST {
+            scheduler.pin(ids(&[&format!("task-{n}")]), KeyIndex(0), ahead);
+        }
+        scheduler.pin(ids(&["new"]), KeyIndex(1), START);
+        assert_eq!(scheduler.pinned_key("new", START), Some(KeyIndex(1)));
     }
 
     #[test]

@@ -58,10 +58,13 @@ impl Cursor {
         Self { at, updated_at: record.updated_at }
     }
 
-    pub(super) fn move_to(&mut self, at: usize, now: Timestamp) {
-        if self.at != at {
+    /// Says whether it stood somewhere else.
+    pub(super) fn move_to(&mut self, at: usize, now: Timestamp) -> bool {
+        let moves = self.at != at;
+        if moves {
             *self = Self { at, updated_at: now };
         }
+        moves
     }
 }
 

@@ -261,6 +261,25 @@ fn every_change_raises_the_revision_and_asking_does_not() {
 }
 
 #[test]
+fn a_stamp_alone_is_no_lasting_change() {
+    let mut scheduler = scheduler(1, 2);
+    let lasts = |scheduler: &Scheduler| scheduler.lasting_revision() == scheduler.revision();
+    let first = take(&mut scheduler, START);
+    scheduler.report_success(&first, BASE, START);
+    assert!(!lasts(&scheduler));
+    scheduler.report_exhausted(&first, "used up", START);
+    assert!(lasts(&scheduler), "a cooldown");
+    let second = take(&mut scheduler, START);
+    scheduler.report_success(&second, BASE, START);
+    assert!(!lasts(&scheduler), "the cursor was there already");
+    let after = START.plus(MONTH);
+    scheduler.report_exhausted(&second, "used up", START);
+    let third = take(&mut scheduler, after);
+    scheduler.report_success(&third, BASE, after);
+    assert!(lasts(&scheduler), "a cooldown has ended");
+}
+
+#[test]
 fn the_state_survives_its_file() {
     let mut before = scheduler(2, 2);
     exhaust_next(&mut before, START);

@@ -3,6 +3,7 @@
 use std::thread;
 
 use super::*;
+use crate::harness::post;
 
 const THREADS: usize = 8;
 const EACH: usize = 125;
@@ -62,4 +63,30 @@ fn memory_does_not_grow_with_the_number_of_requests() {
     let after_all = resident(&proxy);
     let bound = after_half + after_half / 10 + 8;
     assert!(after_all <= bound, "{after_half} MiB after the first half, {after_all} after all");
+}
+
+#[test]
+fn the_memory_of_large_bodies_is_given_back() {
+    let standin = StandIn::start().unwrap();
+    let proxy = Proxy::start(&standin);
+    standin.keep_calls(false);
+    let mut body = BODY.to_vec();
+    body.resize(5 << 20, b' ');
+    let send_all = || {
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| assert_eq!(post(&proxy, CHAT, &body).status, 200));
+            }
+        });
+    };
+    assert_eq!(post(&proxy, CHAT, BODY).status, 200);
+    let before = resident(&proxy);
+    (0..4).for_each(|_| send_all());
+    // A client has its answer a moment before its body is let go.
+    let deadline = clock::instant() + LIMIT;
+    while resident(&proxy) > before + 20 {
+        let after = resident(&proxy);
+        assert!(clock::instant() < deadline, "{before} MiB before 160 MB of bodies, {after} after");
+        assert_serves(&proxy);
+    }
 }

@@ -228,3 +228,29 @@ fn a_client_that_waits_for_100_continue_and_is_refused_is_not_asked_for_its_body
     assert_eq!(next_status(&begin(&proxy, get)), 200, "a page");
     assert_eq!(standin.call_count(), 0);
 }
+
+#[test]
+fn a_request_that_comes_while_the_process_stands_still_has_come_in_time() {
+    let standin = StandIn::start().unwrap();
+    let proxy = silent(&standin).env("CLIENT_TIMEOUT_SECONDS", "1").start();
+    let mut silent: Vec<Client> = (0..20).map(|_| proxy.connect()).collect();
+    let mut uploads: Vec<Client> = (0..20).map(|_| proxy.connect()).collect();
+    for client in &mut uploads {
+        client.send("POST", CHAT, &[AUTH, ("content-length", "20")], &[b' '; 10]);
+    }
+    assert_serves(&proxy);
+
+    proxy.freeze();
+    for client in &mut silent {
+        client.send("GET", "/health", &[], b"");
+    }
+    for client in &mut uploads {
+        client.send_raw(b"        {}").unwrap();
+    }
+    // The limit passes.
+    assert!(!silent[0].wait_closed(Duration::from_millis(1500)));
+    proxy.thaw();
+    for client in silent.iter_mut().chain(&mut uploads) {
+        assert_eq!(client.read_answer().map(|answer| answer.status), Ok(200));
+    }
+}

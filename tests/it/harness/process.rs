@@ -1,5 +1,6 @@
 //! A child process whose output is read as it comes, and which is always waited for.
 
+use std::fs::{self, DirEntry};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -55,6 +56,11 @@ impl Process {
         self.printed.text.lock().stderr.clone()
     }
 
+    /// How many bytes came over stderr.
+    pub(crate) fn log_length(&self) -> usize {
+        self.printed.text.lock().stderr.len()
+    }
+
     /// Standard output and standard error.
     pub(crate) fn output(&self) -> (String, String) {
         let text = self.printed.text.lock();
@@ -77,6 +83,22 @@ impl Process {
         assert!(self.exited.is_none(), "{signal} to a process that has exited");
         let pid = i32::try_from(self.child.id()).expect("a process id");
         kill(Pid::from_raw(pid), signal).expect("a signal to our own child");
+    }
+
+    /// Waits until every thread is stopped (`T`), as /proc tells.
+    pub(crate) fn wait_frozen(&self, limit: Duration) {
+        let deadline = clock::instant() + limit;
+        let is_stopped = |task: std::io::Result<DirEntry>| {
+            let stat = fs::read_to_string(task.expect("a thread").path().join("stat"));
+            stat.is_ok_and(|stat| {
+                stat.rsplit_once(") ").is_some_and(|(_, end)| end.starts_with('T'))
+            })
+        };
+        let tasks = format!("/proc/{}/task", self.id());
+        while !fs::read_dir(&tasks).expect("our own child").all(is_stopped) {
+            assert!(clock::instant() < deadline, "the process does not stop");
+            std::thread::yield_now();
+        }
     }
 
     pub(crate) fn has_exited(&mut self) -> bool {

@@ -1,0 +1,299 @@
+//! TCP to upstream, with few system calls.
+//!
+//! ureq's own transport writes head and body apart, sets a time limit before each write, and asks
+//! three system calls whether a connection is still good, before and after each use. Here a head
+//! leaves together with what follows it, a limit is set when it changes, and one look before a
+//! reuse is enough.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
+use ureq::Error;
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, ShutdownHandle,
+    Transport,
+};
+
+use crate::clock;
+
+/// The least that is left for an address when the ones before it have used up the time.
+const LEAST_CONNECT: Duration = Duration::from_millis(10);
+
+/// Opens connections, unless a proxy's connector has opened one already.
+#[derive(Debug)]
+pub(super) struct TcpConnector;
+
+impl<In: Transport> Connector<In> for TcpConnector {
+    type Out = Either<In, Tcp>;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails,
+        chained: Option<In>,
+    ) -> Result<Option<Self::Out>, Error> {
+        if chained.is_some() {
+            return Ok(chained.map(Either::A));
+        }
+        let stream = open(&details.addrs, details.timeout)?;
+        stream.set_nodelay(true)?;
+        let stream = Arc::new(Shared(stream));
+        let handle: Weak<dyn ShutdownHandle> = Arc::<Shared>::downgrade(&stream);
+        (details.register_shutdown)(handle)?;
+        let (input, output) =
+            (details.config.input_buffer_size(), details.config.output_buffer_size());
+        Ok(Some(Either::B(Tcp {
+            stream,
+            buffers: LazyBuffers::new(input, output),
+            held: Vec::new(),
+            holds: true,
+            write_limit: None,
+            read_limit: None,
+            is_fresh: false,
+        })))
+    }
+}
+
+/// Tries one address after the other. Each gets half of the time that is left, the last one all.
+fn open(addresses: &[SocketAddr], timeout: NextTimeout) -> Result<TcpStream, Error> {
+    let started = clock::instant();
+    let mut failure = Error::Io(io::ErrorKind::AddrNotAvailable.into());
+    for (index, address) in addresses.iter().enumerate() {
+        let left = timeout.after.saturating_sub(clock::instant() - started);
+        let is_last = index + 1 == addresses.len();
+        let share = if is_last { left } else { left / 2 };
+        match TcpStream::connect_timeout(address, share.max(LEAST_CONNECT)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                failure = Error::Timeout(timeout.reason);
+            }
+            Err(error) => failure = Error::Io(error),
+        }
+    }
+    Err(failure)
+}
+
+/// A socket that another thread may shut.
+#[derive(Debug)]
+struct Shared(TcpStream);
+
+impl ShutdownHandle for Shared {
+    fn shutdown(&self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// A connection to upstream.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    stream: Arc<Shared>,
+    buffers: LazyBuffers,
+    /// What leaves with the next write.
+    held: Vec<u8>,
+    /// Whether the next output is the first of a request, and held until more comes or an answer
+    /// is waited for.
+    holds: bool,
+    /// The limits that are set on the socket.
+    write_limit: Option<Duration>,
+    read_limit: Option<Duration>,
+    /// Input has just come: the connection is good without a look.
+    is_fresh: bool,
+}
+
+impl Tcp {
+    /// Writes what is held and the first `amount` bytes of the output buffer.
+    fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        let limit = whole_seconds(*timeout.after);
+        if self.write_limit != Some(limit) {
+            self.stream.0.set_write_timeout(Some(limit))?;
+            self.write_limit = Some(limit);
+        }
+        let output = &self.buffers.output()[..amount];
+        let mut parts = [IoSlice::new(&self.held), IoSlice::new(output)];
+        let written = write_all(&self.stream.0, &mut parts);
+        self.held.clear();
+        written.map_err(|error| failure(error, timeout))
+    }
+}
+
+impl Transport for Tcp {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        self.is_fresh = false;
+        if std::mem::take(&mut self.holds) {
+            self.held.extend_from_slice(&self.buffers.output()[..amount]);
+            return Ok(());
+        }
+        self.write(amount, timeout)
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
+        if !self.held.is_empty() {
+            self.write(0, timeout)?;
+        }
+        self.holds = true;
+        let limit = (*timeout.after).max(Duration::from_millis(1));
+        if self.read_limit != Some(limit) {
+            self.stream.0.set_read_timeout(Some(limit))?;
+            self.read_limit = Some(limit);
+        }
+        let count = loop {
+            match (&self.stream.0).read(self.buffers.input_append_buf()) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => break outcome.map_err(|error| failure(error, timeout))?,
+            }
+        };
+        self.buffers.input_appended(count);
+        self.is_fresh = count > 0;
+        Ok(count > 0)
+    }
+
+    fn is_open(&mut self) -> bool {
+        if std::mem::take(&mut self.is_fresh) {
+            return true;
+        }
+        // Silence is what an idle connection has to say; bytes that nobody asked for are an end.
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        recv(self.stream.0.as_raw_fd(), &mut [0], flags) == Err(Errno::EAGAIN)
+    }
+}
+
+/// A limit on writes, rounded up: most of them are then the one that is set already.
+fn whole_seconds(limit: Duration) -> Duration {
+    let up = u64::from(limit.subsec_nanos() > 0);
+    Duration::from_secs(limit.as_secs().saturating_add(up).max(1))
+}
+
+fn write_all(mut stream: &TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+    IoSlice::advance_slices(&mut parts, 0);
+    while !parts.is_empty() {
+        match stream.write_vectored(parts) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut parts, count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn failure(error: io::Error, timeout: NextTimeout) -> Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
+        _ => Error::Io(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use ureq::Timeout;
+    use ureq::unversioned::transport::time;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn timeout(reason: Timeout) -> NextTimeout {
+        within(LIMIT, reason)
+    }
+
+    fn within(limit: Duration, reason: Timeout) -> NextTimeout {
+        let after = time::Duration::Exact(limit);
+        NextTimeout { after, reason, per_read: None, per_write: None }
+    }
+
+    /// A transport and its other end.
+    fn pair() -> (Tcp, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = open(&[address], timeout(Timeout::Connect)).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        other.set_read_timeout(Some(LIMIT)).unwrap();
+        let tcp = Tcp {
+            stream: Arc::new(Shared(stream)),
+            buffers: LazyBuffers::new(64, 64),
+            held: Vec::new(),
+            holds: true,
+            write_limit: None,
+            read_limit: None,
+            is_fresh: false,
+        };
+        (tcp, other)
+    }
+
+    fn transmit(tcp: &mut Tcp, bytes: &[u8]) {
+        tcp.buffers().output()[..bytes.len()].copy_from_slice(bytes);
+        tcp.transmit_output(bytes.len(), timeout(Timeout::SendBody)).unwrap();
+    }
+
+    #[test]
+    fn a_head_leaves_with_the_body_and_what_follows_at_once() {
+        let (mut tcp, mut other) = pair();
+        transmit(&mut tcp, b"head ");
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        other.set_nonblocking(false).unwrap();
+        for (sent, seen) in [("body", "head body"), ("more", "more")] {
+            transmit(&mut tcp, sent.as_bytes());
+            let mut got = vec![0; seen.len()];
+            other.read_exact(&mut got).unwrap();
+            assert_eq!(got, seen.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_head_without_a_body_leaves_when_its_answer_is_waited_for() {
+        let (mut tcp, mut other) = pair();
+        transmit(&mut tcp, b"head");
+        let answering = std::thread::spawn(move || {
+            other.read_exact(&mut [0; 4]).unwrap();
+            other.write_all(b"answer").unwrap();
+            other
+        });
+        assert!(tcp.await_input(timeout(Timeout::RecvResponse)).unwrap());
+        assert_eq!(tcp.buffers().input(), b"answer");
+        drop(answering.join().unwrap());
+        assert!(!tcp.await_input(timeout(Timeout::RecvResponse)).unwrap(), "it has ended");
+    }
+
+    #[test]
+    fn a_connection_is_open_while_its_other_end_is_silent() {
+        let (mut tcp, mut other) = pair();
+        assert!(tcp.is_open());
+        other.write_all(b"unasked").unwrap();
+        assert!(tcp.stream.0.peek(&mut [0]).is_ok() && !tcp.is_open());
+        let (mut tcp, other) = pair();
+        drop(other);
+        assert!(tcp.stream.0.peek(&mut [0]).is_ok() && !tcp.is_open());
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_limit() {
+        let (mut tcp, _other) = pair();
+        let soon = within(Duration::from_millis(20), Timeout::RecvBody);
+        let outcome = tcp.await_input(soon);
+        assert!(matches!(outcome, Err(Error::Timeout(Timeout::RecvBody))), "{outcome:?}");
+    }
+
+    #[test]
+    fn an_address_that_refuses_is_followed_by_the_next() {
+        let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = open(&[refusing, address], timeout(Timeout::Connect)).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), address);
+        let refused = open(&[refusing], timeout(Timeout::Connect));
+        assert!(
+            matches!(refused, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
+        );
+    }
+}
