@@ -9,6 +9,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+/// Where years of four digits end.
+const YEAR_10000: Timestamp = Timestamp(253_402_300_800_000);
+
 /// Milliseconds since the Unix epoch, as the state file counts them.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
@@ -30,10 +33,6 @@ impl Timestamp {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 
-    fn calendar(self) -> Option<jiff::Timestamp> {
-        jiff::Timestamp::from_millisecond(i64::try_from(self.0).ok()?).ok()
-    }
-
     /// The time for a file name: `2026-11-29T18-00-00-123Z`.
     #[must_use]
     pub fn file_stamp(self) -> String {
@@ -51,9 +50,10 @@ impl From<Timestamp> for SystemTime {
 /// `toISOString` writes it.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.calendar() {
-            Some(time) => write!(f, "{time:.3}"),
-            None => write!(f, "@{}ms", self.0),
+        if *self < YEAR_10000 {
+            humantime::format_rfc3339_millis((*self).into()).fmt(f)
+        } else {
+            write!(f, "@{}ms", self.0)
         }
     }
 }
@@ -99,6 +99,8 @@ mod tests {
 
     #[test]
     fn a_time_beyond_the_calendar_is_still_shown() {
+        assert_eq!(Timestamp(YEAR_10000.0 - 1).to_string(), "9999-12-31T23:59:59.999Z");
+        assert_eq!(YEAR_10000.to_string(), "@253402300800000ms");
         assert_eq!(Timestamp(u64::MAX).to_string(), format!("@{}ms", u64::MAX));
     }
 

@@ -5,6 +5,8 @@ use std::io::Write;
 use env_logger::{Builder, Logger};
 use log::{Level, Log, Metadata, Record};
 
+use crate::clock;
+
 /// Libraries whose debug and trace lines print headers, and with them the key.
 const TELLTALES: [&str; 2] = ["ureq", "rustls"];
 
@@ -18,7 +20,7 @@ pub fn start(filter: &str) {
     let logger = Builder::new()
         .parse_filters(filter)
         .format(|out, record| {
-            let time = out.timestamp_millis();
+            let time = clock::now();
             writeln!(out, "{time} {:<5} {}", record.level(), record.args())
         })
         .build();

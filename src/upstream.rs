@@ -9,6 +9,7 @@ mod exchange;
 mod failure;
 mod resolver;
 mod tcp;
+mod tls;
 mod transport;
 
 use std::fmt;
@@ -21,7 +22,6 @@ use flate2::read::MultiGzDecoder;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
-use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, AsSendBody, Proxy, SendBody, Timeout};
 
@@ -99,17 +99,13 @@ impl Upstream {
     /// # Errors
     /// When the outbound proxy cannot be used.
     pub(crate) fn new(config: &Config) -> Result<Self, StartupError> {
-        let roots = match config.ca_certificates.as_slice() {
-            [] => RootCerts::WebPki,
-            own => roots_with(own),
-        };
         let proxy = config.outbound.as_ref().map(outbound).transpose()?;
         let agent_config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
             .proxy(proxy)
-            .tls_config(TlsConfig::builder().root_certs(roots).build())
+            .tls_config(tls::config(&config.ca_certificates))
             .user_agent(AutoHeaderValue::None)
             .accept(AutoHeaderValue::None)
             .accept_encoding(AutoHeaderValue::None)
@@ -286,13 +282,6 @@ impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("status", &self.status).finish_non_exhaustive()
     }
-}
-
-/// The bundled roots and these.
-fn roots_with(own: &[Vec<u8>]) -> RootCerts {
-    let bundled = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter().map(|root| root.as_ref());
-    let all = bundled.chain(own.iter().map(Vec::as_slice));
-    all.map(|der| Certificate::from_der(der).to_owned()).collect::<Vec<_>>().into()
 }
 
 /// ureq's proxy, with loopback kept out of it.

@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 use super::url::{Origin, UrlError, is_host_name};
 use super::{AuthMode, ModelSelection};
-use rustls_pki_types::CertificateDer;
-use rustls_pki_types::pem::PemObject;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 
 use crate::policy::failover::Failover;
 use crate::secret::Secret;

@@ -280,16 +280,10 @@ pub(super) fn gateway_headers(
         ("resp-start-time", now.0.to_string()),
         ("x-envoy-upstream-service-time", cost.to_string()),
         ("set-cookie", format!("acw_tc={};path=/;HttpOnly;Max-Age=1800", question.id)),
-        ("date", http_date(now)),
+        ("date", httpdate::fmt_http_date(now.into())),
         ("server", "istio-envoy".to_owned()),
     ]);
     headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
-fn http_date(now: Timestamp) -> String {
-    let millis = i64::try_from(now.0).unwrap_or_default();
-    let time = jiff::Timestamp::from_millisecond(millis).unwrap_or_default();
-    time.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string()
 }
 
 pub(super) fn quoted(text: &str) -> String {
