@@ -13,7 +13,7 @@ use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 
 /// How much is read from upstream at once, in bytes: the events of a stream fit into the first,
 /// a long body is read with the second.
-const BUFFER: usize = 4 * 1024;
+const BUFFER: usize = 2 * 1024;
 const LARGEST_BUFFER: usize = 16 * 1024;
 
 /// How much of a stream is held while its first event is incomplete, in bytes.
@@ -247,6 +247,7 @@ fn copy(
     if !held.bytes.is_empty() {
         send(client, &held.bytes, relayed)?;
     }
+    drop(held.bytes);
     match held.rest {
         Rest::Ended => return Ok(()),
         Rest::Broken(error) => return Err(End::of(error)),

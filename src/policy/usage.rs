@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 /// How much is kept of an answer's beginning and of its end, in bytes.
 const HEAD: usize = 8 * 1024;
-const TAIL: usize = 32 * 1024;
+const TAIL: usize = 16 * 1024;
 
 /// The name of the member. Inside a text of JSON its quotes would be escaped.
 const NAME: &[u8] = b"\"usage\"";
@@ -24,7 +24,7 @@ pub(crate) struct Usage {
     pub images: u64,
 }
 
-/// Watches an answer go by. It keeps its first 8 KiB and at least its last 32, at most twice them.
+/// Watches an answer go by. It keeps its first 8 KiB and at least its last 16, at most twice them.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
     head: Vec<u8>,

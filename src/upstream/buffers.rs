@@ -1,17 +1,24 @@
 //! The memory of one connection to upstream.
 //!
 //! Hundreds of streams wait for their next event at once, and most connections lie in the pool: so
-//! the way out has memory only while a request is being sent.
+//! the way out has memory only while a request is being sent, and that memory goes round.
 
+use std::mem;
 use std::ops::Range;
 
+use parking_lot::Mutex;
 use ureq::unversioned::transport::Buffers;
 
 /// How much leaves at once, and how large the way in may grow by itself, in bytes.
 pub(super) const SIZE: usize = 16 * 1024;
 
 /// With how much the way in begins: the events of a stream fit in.
-const FIRST: usize = 4 * 1024;
+const FIRST: usize = 2 * 1024;
+
+/// Ways out that nobody uses, as many as there may be senders at one moment. (Allocated for each
+/// request they would leave holes that soon are too small for the next.)
+static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+const MOST_SPARE: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct LeanBuffers {
@@ -29,7 +36,14 @@ pub(super) struct LeanBuffers {
 impl LeanBuffers {
     /// Gives the memory of what was sent back.
     pub(super) fn free_output(&mut self) {
-        self.output = Vec::new();
+        if self.output.is_empty() {
+            return;
+        }
+        let output = mem::take(&mut self.output);
+        let mut spare = SPARE.lock();
+        if spare.len() < MOST_SPARE {
+            spare.push(output);
+        }
     }
 
     /// Makes room for what comes.
@@ -42,6 +56,12 @@ impl LeanBuffers {
         if is_small || is_crowded {
             self.input.resize((self.input.len() * 2).max(FIRST), 0);
         }
+    }
+}
+
+impl Drop for LeanBuffers {
+    fn drop(&mut self) {
+        self.free_output();
     }
 }
 
@@ -70,7 +90,9 @@ impl Buffers for LeanBuffers {
     }
 
     fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
-        self.output.resize(2 * SIZE, 0);
+        if self.output.is_empty() {
+            self.output = SPARE.lock().pop().unwrap_or_else(|| vec![0; 2 * SIZE]);
+        }
         self.output.split_at_mut(SIZE)
     }
 
@@ -106,7 +128,7 @@ mod tests {
             let is_left = read < written;
             assert_eq!(buffers.can_use_input(), taken > 0 && is_left);
         }
-        assert!(buffers.input.len() <= 4 * SIZE, "what was taken makes room");
+        assert!(buffers.input.len() <= 2 * SIZE + FIRST, "what was taken makes room");
     }
 
     #[test]
