@@ -21,6 +21,7 @@ use super::Once;
 use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
+use super::roster::AT_THE_GATE;
 use super::workers::Job;
 use crate::panics::{self, Alarm};
 
@@ -234,7 +235,8 @@ impl Generation {
     /// The intake's life: it stands in for the workers, and when this server is old it serves
     /// the connections that are left. It waits for the library and for nothing else.
     fn run(&self, front: &Arc<Front>) {
-        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front));
+        let wake = || self.server.unblock();
+        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front), wake);
         while !self.is_empty.is_set() {
             if let Ok(Some(request)) = self.server.recv_timeout(POLL)
                 && let Some(job) = front.take(request)
@@ -263,6 +265,8 @@ impl Generation {
     fn retire<'a>(&self, front: &Front, peers: impl Iterator<Item = &'a SocketAddr>) {
         self.peers.lock().extend(peers);
         self.is_old.set();
+        // Whoever waits here moves on: at once, or when its time is over.
+        (0..AT_THE_GATE).for_each(|_| self.server.unblock());
         front.roster.muster();
     }
 
