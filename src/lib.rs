@@ -30,8 +30,8 @@
 //! | --- | --- | --- |
 //! | main | [`service::Service::run`] | signals, its own `/health` every 10 s, the drain |
 //! | ctrl-c | `main.rs`'s handler | signals |
-//! | intake | `server::gate`, `server::intake` | the library's queue of requests, nothing else |
-//! | worker-N | `proxy::Proxy::serve` | upstream, the client's socket, the state file (all with limits) |
+//! | worker-N | `server::gate`, then `proxy::Proxy::serve` | the library's queue of requests; then upstream, the client's socket, the state file (all with limits) |
+//! | intake | `server::gate`, while no worker is free to | the library's queue of requests, nothing else |
 //! | receiver | `server::bodies` | a client that sends its body slowly |
 //! | responder | `admin`'s pages and steering, refusals | a client that takes them slowly, the state file |
 //! | lingerer | `server::refusals` | nothing for long: what refused clients still send, in turn |

@@ -1,7 +1,8 @@
 //! The state file: one process per file, and every change on disk before anybody can rely on it.
 //!
 //! A thread of its own writes, so that a hung disk never holds a worker for longer than
-//! two seconds. Changes that come while it writes share the next write (group commit).
+//! two seconds. Changes that come while it writes share the next write (group commit), and under
+//! load those that nobody would miss wait for a shared one a little longer.
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
