@@ -144,7 +144,7 @@ impl Upstream {
         payload: Payload<'_>,
         over: Over,
     ) -> Result<Answer, CallError> {
-        exchange::begin(self.head_limit);
+        exchange::begin(self.head_limit, matches!(payload, Payload::Bytes(_)));
         let outcome = match payload {
             Payload::Nothing => {
                 if method == "POST" {

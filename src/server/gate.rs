@@ -21,7 +21,6 @@ use super::Once;
 use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
-use super::roster::AT_THE_GATE;
 use super::workers::Job;
 use crate::panics::{self, Alarm};
 
@@ -46,8 +45,6 @@ pub(super) struct Gate {
     state: Mutex<State>,
     /// Somebody has reason to believe that nothing is accepted any more.
     suspected: AtomicBool,
-    /// The library has said that it accepts nothing any more.
-    is_dead: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +60,10 @@ struct State {
 /// One server of the library, with one intake.
 struct Generation {
     server: Server,
+    /// Held from one request's arrival until it has its place in its connection's order.
+    turnstile: Mutex<()>,
+    /// The library has said that it accepts nothing any more.
+    is_dead: Once,
     is_old: Once,
     /// An old one is let go when these are gone.
     peers: Mutex<HashSet<SocketAddr>>,
@@ -77,7 +78,6 @@ impl Gate {
             current: Mutex::default(),
             state: Mutex::default(),
             suspected: AtomicBool::default(),
-            is_dead: AtomicBool::default(),
         }
     }
 
@@ -129,24 +129,31 @@ impl Gate {
         if front.is_draining() {
             return;
         }
-        if self.is_dead.swap(false, Ordering::Relaxed) | panics::accept_panicked() {
-            return self.replace(front, &mut state, peers);
+        let Some(current) = self.current.lock().clone() else { return };
+        if panics::accept_panicked() {
+            current.is_dead.set();
         }
-        if !suspected {
-            return;
+        if suspected && !current.is_dead.is_set() {
+            match self.accepts(&front.descriptors) {
+                Ok(true) => {}
+                Ok(false) => current.is_dead.set(),
+                // Not a word about the accept thread: we could not even knock.
+                Err(_) => self.suspect(),
+            }
         }
-        match self.accepts(&front.descriptors) {
-            Ok(true) => {}
-            Ok(false) => self.replace(front, &mut state, peers),
-            // Not a word about the accept thread: we could not even knock.
-            Err(_) => self.suspect(),
+        if current.is_dead.is_set() {
+            self.replace(front, &mut state);
         }
     }
 
-    fn replace(&self, front: &Arc<Front>, state: &mut State, peers: &[SocketAddr]) {
+    /// Puts another server in the place of one that is dead, now or at a later look.
+    fn replace(&self, front: &Arc<Front>, state: &mut State) {
         let Some(listener) = self.listening.share().ok().or_else(|| state.spare.take()) else {
-            return self.suspect();
+            return;
         };
+        // Before the next one has any, and after the last one has got its last.
+        let census = front.descriptors.census();
+        let peers = census.connections.iter().map(|connection| connection.peer);
         match self.start(front, listener) {
             Ok(generation) => {
                 state.count += 1;
@@ -160,8 +167,8 @@ impl Gate {
                 let last = self.current.lock().replace(generation);
                 if let Some(last) = last {
                     let earlier =
-                        |peer| state.old.iter().any(|old| old.peers.lock().contains(peer));
-                    last.retire(front, peers.iter().filter(|peer| !earlier(peer)));
+                        |peer: &_| state.old.iter().any(|old| old.peers.lock().contains(peer));
+                    last.retire(front, peers.filter(|peer| !earlier(peer)));
                     state.old.push(last);
                 }
             }
@@ -170,7 +177,6 @@ impl Gate {
                 if state.failures.is_power_of_two() {
                     error!("accept replaced=false error=\"{error}\"");
                 }
-                self.is_dead.store(true, Ordering::Relaxed);
             }
         }
         if state.spare.is_none() {
@@ -191,6 +197,8 @@ impl Gate {
             .map_err(io::Error::other)?;
         let generation = Arc::new(Generation {
             server,
+            turnstile: Mutex::default(),
+            is_dead: Once::default(),
             is_old: Once::default(),
             peers: Mutex::default(),
             is_empty: Once::default(),
@@ -235,19 +243,16 @@ impl Generation {
     /// The intake's life: it stands in for the workers, and when this server is old it serves
     /// the connections that are left. It waits for the library and for nothing else.
     fn run(&self, front: &Arc<Front>) {
-        let wake = || self.server.unblock();
-        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front), wake);
+        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front));
         while !self.is_empty.is_set() {
-            if let Ok(Some(request)) = self.server.recv_timeout(POLL)
-                && let Some(job) = front.take(request)
-            {
-                front.give(job);
-            }
+            self.take(front).into_iter().for_each(|job| front.give(job));
         }
     }
 
     /// Waits for a request, and sees to it that it is served: what is given is for the caller.
     fn take(&self, front: &Arc<Front>) -> Option<Job> {
+        // On the day on which this server gets old, a worker may still wait here.
+        let _first = self.turnstile.lock();
         match self.server.recv_timeout(POLL) {
             Ok(Some(request)) => return front.take(request),
             // Woken, or nobody asks: there may be another server by now.
@@ -256,17 +261,16 @@ impl Generation {
             Err(error) => {
                 info!("accept error=\"{error}\"");
                 // It never comes back from one.
-                front.gate.is_dead.store(true, Ordering::Relaxed);
+                self.is_dead.set();
             }
         }
         None
     }
 
-    fn retire<'a>(&self, front: &Front, peers: impl Iterator<Item = &'a SocketAddr>) {
+    fn retire(&self, front: &Front, peers: impl Iterator<Item = SocketAddr>) {
         self.peers.lock().extend(peers);
         self.is_old.set();
-        // Whoever waits here moves on: at once, or when its time is over.
-        (0..AT_THE_GATE).for_each(|_| self.server.unblock());
+        self.server.unblock();
         front.roster.muster();
     }
 

@@ -1,18 +1,16 @@
 //! Who takes the next request from the library.
 //!
-//! Workers without work wait at the gate themselves, so that a request goes from the library's
-//! thread to the one that serves it without a third in between. Two at a time: when one has got a
-//! request, the other is there for the next, and nobody has to be woken. The rest sleep, and the
-//! last to fall asleep is the first to be woken: its stack and its memory are still warm. When no
-//! worker is free, the intake waits at the gate, which serves nothing itself and so always can.
+//! A worker without work waits at the gate itself, so that a request goes from the library's thread
+//! to the one that serves it without a third in between. One at a time, or two requests of one
+//! connection might be looked at in the wrong order: it leads. With a request in hand it calls the
+//! next leader before it serves. The others sleep, and the last to fall
+//! asleep is the first to be woken: its stack and its memory are still warm. When no worker is
+//! free, the intake leads, which serves nothing itself and so never has to wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-
-/// How many workers wait at the gate.
-pub(super) const AT_THE_GATE: usize = 2;
 
 /// Where a worker sleeps.
 pub(super) type Bell = Arc<Condvar>;
@@ -30,100 +28,104 @@ struct State<J> {
     /// What no worker has taken yet.
     jobs: VecDeque<J>,
     sleeping: Vec<Bell>,
-    /// Workers at the gate, and whether an intake is.
-    waiting: usize,
-    intake_waits: bool,
+    leader: Leader,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leader {
+    /// None at this moment; one has been called.
+    Called,
+    Worker,
+    Intake,
 }
 
 impl<J> Default for Roster<J> {
     fn default() -> Self {
-        let (jobs, sleeping) = (VecDeque::new(), Vec::new());
-        let state = State { jobs, sleeping, waiting: 0, intake_waits: false };
+        let state = State { jobs: VecDeque::new(), sleeping: Vec::new(), leader: Leader::Called };
         Self { state: Mutex::new(state), intakes: Condvar::new() }
     }
 }
 
 impl<J> Roster<J> {
-    /// A worker's next job. `wait` is its time at the gate; it gives what the worker is to do, or
-    /// nothing, after a call of `wake` at the latest.
-    pub(super) fn next(&self, bell: &Bell, wait: impl Fn() -> Option<J>) -> J {
+    /// A worker's next job. `lead` waits at the gate; it gives what its caller is to do itself,
+    /// or nothing after a call of `wake`.
+    pub(super) fn next(&self, bell: &Bell, lead: impl Fn() -> Option<J>) -> J {
         let mut state = self.state.lock();
         loop {
-            let mut job = state.jobs.pop_front();
-            if job.is_none() && state.waiting < AT_THE_GATE {
-                state.waiting += 1;
-                drop(state);
-                job = wait();
-                state = self.state.lock();
-                state.waiting -= 1;
-            } else if job.is_none() {
+            if let Some(job) = state.jobs.pop_front() {
+                self.replace_leader(&mut state);
+                return job;
+            }
+            if state.leader != Leader::Called {
                 state.sleeping.push(Arc::clone(bell));
                 bell.wait(&mut state);
+                continue;
             }
+            state.leader = Leader::Worker;
+            drop(state);
+            let job = lead();
+            state = self.state.lock();
+            state.leader = Leader::Called;
             if let Some(job) = job {
-                self.man_the_gate(&mut state);
+                self.replace_leader(&mut state);
                 return job;
             }
         }
     }
 
-    /// Hands a job over. `wake` ends the time at the gate of one who waits there.
+    /// Hands a job over. `wake` makes a leader's wait end.
     pub(super) fn give(&self, job: J, wake: impl FnOnce()) {
         let mut state = self.state.lock();
         state.jobs.push_back(job);
         if let Some(bell) = state.sleeping.pop() {
             bell.notify_one();
-        } else if state.waiting > 0 {
+        } else if state.leader == Leader::Worker {
             drop(state);
             wake();
         }
         // Else every worker is busy, and looks for a job when it is done.
     }
 
-    /// The intake's life, until `is_over`: it waits at the gate while no worker does.
-    pub(super) fn stand_in(
-        &self,
-        is_over: impl Fn() -> bool,
-        wait: impl Fn() -> Option<J>,
-        wake: impl Fn(),
-    ) {
+    /// The intake's life, until `is_over`: it leads while no worker is free to.
+    pub(super) fn stand_in(&self, is_over: impl Fn() -> bool, lead: impl Fn() -> Option<J>) {
+        let mut state = self.state.lock();
+        // Asked under the lock, or the last `muster` could be missed.
         while !is_over() {
-            let mut state = self.state.lock();
-            if state.is_manned() || !state.sleeping.is_empty() {
-                self.man_the_gate(&mut state);
+            if state.leader != Leader::Called || !state.sleeping.is_empty() {
                 self.intakes.wait(&mut state);
                 continue;
             }
-            state.intake_waits = true;
+            state.leader = Leader::Intake;
             drop(state);
-            let job = wait();
-            self.state.lock().intake_waits = false;
-            job.into_iter().for_each(|job| self.give(job, &wake));
+            let job = lead();
+            state = self.state.lock();
+            state.leader = Leader::Called;
+            if let Some(job) = job {
+                state.jobs.push_back(job);
+                if let Some(bell) = state.sleeping.pop() {
+                    bell.notify_one();
+                }
+            }
+            self.replace_leader(&mut state);
         }
-        self.man_the_gate(&mut self.state.lock());
+        self.replace_leader(&mut state);
     }
 
-    /// Makes the intakes look whether they are still needed.
+    /// Makes the intakes look whether their life is over.
     pub(super) fn muster(&self) {
         let _state = self.state.lock();
         self.intakes.notify_all();
     }
 
-    /// Calls somebody to the gate, if there is nobody.
-    fn man_the_gate(&self, state: &mut State<J>) {
-        if state.is_manned() {
+    /// Calls a leader, if there is none.
+    fn replace_leader(&self, state: &mut State<J>) {
+        if state.leader != Leader::Called {
             return;
         }
         match state.sleeping.pop() {
             Some(bell) => drop(bell.notify_one()),
             None => drop(self.intakes.notify_all()),
         }
-    }
-}
-
-impl<J> State<J> {
-    fn is_manned(&self) -> bool {
-        self.waiting > 0 || self.intake_waits
     }
 }
 
@@ -168,11 +170,7 @@ mod tests {
                 });
             }
             let intake = Arc::clone(&roster);
-            let waker = gate.clone();
-            thread::spawn(move || {
-                let wake = || waker.send(None).unwrap();
-                intake.stand_in(|| false, || requests.recv().ok()?, wake);
-            });
+            thread::spawn(move || intake.stand_in(|| false, || requests.recv().ok()?));
             Self { roster, gate, taken, go_on }
         }
 

@@ -5,6 +5,7 @@
 //! [`begin`] and read by `transport`.
 
 use std::cell::RefCell;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::clock;
@@ -84,6 +85,8 @@ struct Exchange {
     pause_at: Option<Instant>,
     watch: Option<ClientWatch>,
     client_left: bool,
+    /// Whether the next bytes of the request are its head, and its body is at hand.
+    holds: bool,
 }
 
 thread_local! {
@@ -94,9 +97,11 @@ fn with<T>(f: impl FnOnce(&mut Exchange) -> T) -> T {
     CURRENT.with_borrow_mut(f)
 }
 
-/// A new attempt begins on this thread; its head is due within `head_limit`.
-pub(super) fn begin(head_limit: Duration) {
+/// A new attempt begins on this thread; its head is due within `head_limit`. `has_body`: its body
+/// is at hand.
+pub(super) fn begin(head_limit: Duration, has_body: bool) {
     with(|exchange| {
+        exchange.holds = has_body;
         exchange.stage = Stage::Connecting;
         exchange.step = Step::Dns;
         exchange.at_proxy = false;
@@ -224,6 +229,11 @@ pub(super) fn reached(stage: Stage) {
             exchange.stage = exchange.stage.max(stage);
         }
     });
+}
+
+/// Whether what is sent now is better sent with what follows at once: the head, once.
+pub(super) fn holds_head() -> bool {
+    with(|exchange| !exchange.connecting && mem::take(&mut exchange.holds))
 }
 
 /// Whether the request itself is being sent, and not a connector's own talk.

@@ -55,6 +55,26 @@ fn one_worker_answers_five_pipelining_clients_each_in_order() {
     }
 }
 
+#[test]
+fn requests_of_one_packet_are_answered_in_their_order() {
+    let standin = StandIn::start().unwrap();
+    let proxy = silent(&standin).start();
+    let (name, value) = AUTH;
+    let packet = format!(
+        "GET /health HTTP/1.1\r\nhost: a\r\n\r\n\
+         GET /v1/models HTTP/1.1\r\nhost: a\r\n{name}: {value}\r\n\r\n"
+    );
+    // Whoever takes the second must not be ahead of whoever takes the first.
+    for _ in 0..2000 {
+        let mut client = proxy.connect();
+        client.send_raw(packet.as_bytes()).unwrap();
+        for (member, kind) in [("ok", true), ("object", false)] {
+            let answer = client.read_answer().expect("an answer");
+            assert_eq!((answer.status, answer.json()[member].is_boolean()), (200, kind));
+        }
+    }
+}
+
 /// Sends the same request again and again without reading, until it is ended, or the server
 /// takes no more.
 fn pipeline_endlessly(address: SocketAddr, request: &str) {
