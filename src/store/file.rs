@@ -3,12 +3,13 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::iter;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{info, warn};
+use nix::libc::O_NOFOLLOW;
 
 use super::beside;
 use super::lock::Lock;
@@ -93,7 +94,7 @@ impl Place {
         if self.lock.keep()? {
             self.remove_stale();
         }
-        match write_new(&self.temporary, content) {
+        match write_new(&self.temporary, content, &self.path) {
             Ok(()) => self.install(&self.temporary, content),
             // A mounted file may be writable in a folder that is not.
             Err(error) if takes_no_file(&error) && self.path.exists() => {
@@ -255,11 +256,25 @@ fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(path)?;
+/// Writes what is going to take the place of `of`.
+fn write_new(path: &Path, content: &[u8], of: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(MODE).custom_flags(O_NOFOLLOW);
+    let mut file = options.open(path)?;
+    leave_to_owner(&file, of);
     file.write_all(content)?;
     file.sync_all()
+}
+
+/// Gives a new file to the owner of the one at `path`, or of its folder: what root resets while the
+/// service is stopped must still be the service's. Who is not root has given it already.
+pub(super) fn leave_to_owner(file: &File, path: &Path) {
+    let owner = fs::metadata(path).or_else(|_| fs::metadata(folder_of(path)));
+    if let (Ok(owner), Ok(now)) = (owner, file.metadata())
+        && (owner.uid(), owner.gid()) != (now.uid(), now.gid())
+    {
+        let _ = fchown(file, Some(owner.uid()), Some(owner.gid()));
+    }
 }
 
 fn sync_folder(path: &Path) -> io::Result<()> {
@@ -340,6 +355,23 @@ pub(super) mod tests {
     impl Drop for Folder {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Only root can give files away; who is not finds its own.
+    #[test]
+    fn what_root_writes_stays_its_owners() {
+        let folder = Folder::new();
+        let path = folder.path().join("s.json");
+        let _ = std::os::unix::fs::chown(folder.path(), Some(61_234), Some(61_235));
+        let owner_of = |path: &Path| fs::metadata(path).map(|it| (it.uid(), it.gid())).unwrap();
+        let place = Place::take(&path, Timestamp(1)).unwrap();
+        for content in ["{}", "{ }"] {
+            place.write(content.as_bytes()).unwrap();
+            for name in ["s.json", "s.json.lock"] {
+                let made = folder.path().join(name);
+                assert_eq!(owner_of(&made), owner_of(folder.path()), "{name}");
+            }
         }
     }
 

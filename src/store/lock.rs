@@ -9,7 +9,7 @@ use log::warn;
 use parking_lot::Mutex;
 
 use super::beside;
-use super::file::MODE;
+use super::file::{MODE, leave_to_owner};
 
 /// The lock of a state file. It goes with the process, or with its value.
 #[derive(Debug)]
@@ -66,6 +66,7 @@ impl Lock {
     fn try_take(&self) -> Result<(), TryLockError> {
         let made = OpenOptions::new().create(true).append(true).mode(MODE).open(&self.path);
         let file = made.map_err(TryLockError::Error)?;
+        leave_to_owner(&file, &self.path.with_extension(""));
         file.try_lock()?;
         *self.held.lock() = Some(file);
         Ok(())
