@@ -29,14 +29,18 @@ pub(crate) struct Listening {
 }
 
 /// Takes the socket that systemd has handed over, or else binds the address of `HOST` and `PORT`.
-/// `send_limit`: how long a client may refuse to take an
-/// answer.
+/// `send_limit`: how long a client may refuse to take an answer.
 ///
 /// # Errors
-/// When the name is unknown or the address cannot be had.
+/// When the name is unknown or the address cannot be had, or when there are several sockets: the
+/// second would accept connections that nobody serves.
 pub(crate) fn bind(host: &str, port: u16, send_limit: Duration) -> Result<Listening, StartupError> {
-    let inherited = sd_notify::listen_fds().ok().and_then(|mut fds| fds.next());
-    if let Some(fd) = inherited {
+    let mut inherited = sd_notify::listen_fds().into_iter().flatten();
+    if let Some(fd) = inherited.next() {
+        if inherited.next().is_some() {
+            let text = "systemd has handed over more than one socket: give its socket unit a single ListenStream=";
+            return Err(StartupError::Listen(text.to_owned()));
+        }
         let failed = |error: io::Error| {
             StartupError::Listen(format!("failed to listen on {INHERITED}: {error}"))
         };
