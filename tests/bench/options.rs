@@ -11,7 +11,7 @@ pub(crate) const USAGE: &str = "\
 cargo bench [-- OPTIONS]
 
 Measures upstream alone (`direct`), this proxy (`ours`) and, where they are installed, nginx and
-HAProxy as plain reverse proxies, in turns.
+HAProxy as plain reverse proxies, in turns. About four minutes; --quick: one.
 
   --quick               fewer and shorter rounds
   --only NAME[,NAME]    these measurements: start, latency (and throughput), streams (and their
@@ -21,7 +21,7 @@ HAProxy as plain reverse proxies, in turns.
   --binary PATH         another build of this proxy beside ours, as `other`
   --rounds N            that many rounds
   --json                one JSON object per line instead of the tables
-  --write-readme        put the tables into README.md as well
+  --write-readme        put the whole table into README.md as well
   --original COMMAND    a proxy with the same settings and endpoints, as `original`: started by a
                         shell in a new folder, told its port by PORT
   --beside NAME=URL     a proxy that already runs, for NAME in the table: its key is
@@ -117,6 +117,11 @@ impl Options {
                 Arg::Long("help") | Arg::Short('h') => return Ok(None),
                 other => return Err(wrong(other.unexpected())),
             }
+        }
+        let is_part =
+            options.only.is_some() || options.counts.is_some() || options.targets.is_some();
+        if options.write_readme && (is_part || options.quick) {
+            return Err("--write-readme takes the place of the whole table: without --quick, --only, --counts or --targets".to_owned());
         }
         Ok(Some(options))
     }

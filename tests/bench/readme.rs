@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use crate::Failure;
-use crate::candidate::{NGINX, OURS};
+use crate::candidate::{HAPROXY, NGINX, OURS};
 use crate::goals::goals;
 use crate::report::{Figure, Report};
 
@@ -38,10 +38,11 @@ fn tables(report: &Report) -> String {
     };
     let mut head = vec![String::new()];
     head.extend(targets.iter().map(|target| (*target).to_owned()));
-    let compares = targets.contains(&OURS) && targets.contains(&NGINX);
-    if compares {
-        head.push("ours : nginx".to_owned());
-    }
+    let others: Vec<&str> = match targets.contains(&OURS) {
+        true => [NGINX, HAPROXY].into_iter().filter(|other| targets.contains(other)).collect(),
+        false => Vec::new(),
+    };
+    head.extend(others.iter().map(|other| format!("ours : {other}")));
     line(head.clone());
     line(
         head.iter()
@@ -52,10 +53,10 @@ fn tables(report: &Report) -> String {
     for figure in report.figures.iter().filter(|figure| !figure.values.is_empty()) {
         let mut cells = vec![title(figure)];
         cells.extend(targets.iter().map(|target| cell(figure, target)));
-        if compares {
-            let ratio = figure.of(OURS).and_then(|ours| figure.ratio(ours, NGINX));
-            cells.push(ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")));
-        }
+        cells.extend(others.iter().map(|other| {
+            let ratio = figure.of(OURS).and_then(|ours| figure.ratio(ours, other));
+            ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"))
+        }));
         line(cells);
     }
     text.push_str("\n| goal | | found | |\n| --- | --- | --- | --- |\n");
