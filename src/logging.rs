@@ -1,9 +1,11 @@
 //! Where log lines go, and which never do.
 
-use std::io::Write;
+use std::io;
 
 use env_logger::{Builder, Logger};
 use log::{Level, Log, Metadata, Record};
+use nix::errno::Errno;
+use nix::unistd;
 
 use crate::clock;
 
@@ -17,19 +19,14 @@ const ALARMIST: &str = "tiny_http";
 /// Starts logging to standard error. `filter` is in env_logger's notation; whatever it says,
 /// ureq and rustls never go below info.
 pub fn start(filter: &str) {
-    let logger = Builder::new()
-        .parse_filters(filter)
-        .format(|out, record| {
-            let time = clock::now();
-            writeln!(out, "{time} {:<5} {}", record.level(), record.args())
-        })
-        .build();
+    let logger = Builder::new().parse_filters(filter).build();
     let level = logger.filter();
     if log::set_boxed_logger(Box::new(Guarded(logger))).is_ok() {
         log::set_max_level(level);
     }
 }
 
+/// env_logger's filter, and ours.
 struct Guarded(Logger);
 
 impl Log for Guarded {
@@ -38,13 +35,24 @@ impl Log for Guarded {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if !is_kept_out(record.metadata()) {
-            self.0.log(record);
+        if !is_kept_out(record.metadata()) && self.0.matches(record) {
+            let (time, level) = (clock::now(), record.level());
+            print(format!("{time} {level:<5} {}\n", record.args()).as_bytes());
         }
     }
 
-    fn flush(&self) {
-        self.0.flush();
+    fn flush(&self) {}
+}
+
+/// Prints a line with one call and without std's lock: behind a thread that is interrupted while it
+/// has it, all workers would queue. (The kernel keeps such writes apart.)
+fn print(mut line: &[u8]) {
+    while !line.is_empty() {
+        match unistd::write(io::stderr(), line) {
+            Ok(count) => line = &line[count..],
+            Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
     }
 }
 
