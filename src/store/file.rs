@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{info, warn};
 use nix::libc::O_NOFOLLOW;
+use nix::unistd::Uid;
 
 use super::beside;
 use super::lock::Lock;
@@ -29,6 +30,7 @@ pub(super) struct Place {
     /// Where new content is written first. Every write of a process uses the same name, so that
     /// a file that could not be removed is not one of many.
     temporary: PathBuf,
+    owner: Option<Owner>,
     lock: Lock,
     /// Whether the log has said that the file is written in place.
     in_place: AtomicBool,
@@ -41,9 +43,10 @@ impl Place {
         if let Err(error) = fs::create_dir_all(folder_of(&path)) {
             warn!("state folder={} error=\"{error}\"", folder_of(&path).display());
         }
-        let lock = Lock::take(&path)?;
+        let owner = Owner::of(&path);
+        let lock = Lock::take(&path, owner)?;
         let temporary = beside(&path, &format!(".{}.{}.tmp", process::id(), now.0));
-        Ok(Self { path, temporary, lock, in_place: AtomicBool::new(false) })
+        Ok(Self { path, temporary, owner, lock, in_place: AtomicBool::new(false) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -94,7 +97,7 @@ impl Place {
         if self.lock.keep()? {
             self.remove_stale();
         }
-        match write_new(&self.temporary, content, &self.path) {
+        match write_new(&self.temporary, content, self.owner) {
             Ok(()) => self.install(&self.temporary, content),
             // A mounted file may be writable in a folder that is not.
             Err(error) if takes_no_file(&error) && self.path.exists() => {
@@ -256,24 +259,34 @@ fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
-/// Writes what is going to take the place of `of`.
-fn write_new(path: &Path, content: &[u8], of: &Path) -> io::Result<()> {
+fn write_new(path: &Path, content: &[u8], owner: Option<Owner>) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(MODE).custom_flags(O_NOFOLLOW);
     let mut file = options.open(path)?;
-    leave_to_owner(&file, of);
+    owner.into_iter().for_each(|owner| owner.give(&file));
     file.write_all(content)?;
     file.sync_all()
 }
 
-/// Gives a new file to the owner of the one at `path`, or of its folder: what root resets while the
-/// service is stopped must still be the service's. Who is not root has given it already.
-pub(super) fn leave_to_owner(file: &File, path: &Path) {
-    let owner = fs::metadata(path).or_else(|_| fs::metadata(folder_of(path)));
-    if let (Ok(owner), Ok(now)) = (owner, file.metadata())
-        && (owner.uid(), owner.gid()) != (now.uid(), now.gid())
-    {
-        let _ = fchown(file, Some(owner.uid()), Some(owner.gid()));
+/// Somebody else, whose files the files here stay: what root resets while the service is stopped
+/// must still be the service's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
+impl Owner {
+    /// Whose the file at `path` is, or else its folder; `None` when that is who we are.
+    fn of(path: &Path) -> Option<Self> {
+        let it = fs::metadata(path).or_else(|_| fs::metadata(folder_of(path))).ok()?;
+        let is_other = it.uid() != Uid::effective().as_raw();
+        is_other.then_some(Self { uid: it.uid(), gid: it.gid() })
+    }
+
+    /// Gives a new file to its owner, if we may.
+    pub(super) fn give(self, file: &File) {
+        let _ = fchown(file, Some(self.uid), Some(self.gid));
     }
 }
 

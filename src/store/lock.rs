@@ -9,12 +9,13 @@ use log::warn;
 use parking_lot::Mutex;
 
 use super::beside;
-use super::file::{MODE, leave_to_owner};
+use super::file::{MODE, Owner};
 
 /// The lock of a state file. It goes with the process, or with its value.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
+    owner: Option<Owner>,
     /// `None` where no lock can be had.
     held: Mutex<Option<File>>,
 }
@@ -24,8 +25,8 @@ impl Lock {
     ///
     /// # Errors
     /// When another process has it.
-    pub(super) fn take(state: &Path) -> Result<Self, String> {
-        let lock = Self { path: beside(state, ".lock"), held: Mutex::default() };
+    pub(super) fn take(state: &Path, owner: Option<Owner>) -> Result<Self, String> {
+        let lock = Self { path: beside(state, ".lock"), owner, held: Mutex::default() };
         match lock.try_take() {
             Ok(()) => Ok(lock),
             Err(TryLockError::WouldBlock) => Err(lock.taken()),
@@ -66,7 +67,7 @@ impl Lock {
     fn try_take(&self) -> Result<(), TryLockError> {
         let made = OpenOptions::new().create(true).append(true).mode(MODE).open(&self.path);
         let file = made.map_err(TryLockError::Error)?;
-        leave_to_owner(&file, &self.path.with_extension(""));
+        self.owner.into_iter().for_each(|owner| owner.give(&file));
         file.try_lock()?;
         *self.held.lock() = Some(file);
         Ok(())
@@ -109,10 +110,10 @@ mod tests {
     fn a_second_process_is_refused() {
         let folder = Folder::new();
         let path = folder.path().join("s.json");
-        let first = Lock::take(&path).unwrap();
-        assert!(first.is_held() && is_refused(Lock::take(&path)));
+        let first = Lock::take(&path, None).unwrap();
+        assert!(first.is_held() && is_refused(Lock::take(&path, None)));
         drop(first);
-        Lock::take(&path).unwrap();
+        Lock::take(&path, None).unwrap();
     }
 
     #[test]
@@ -120,23 +121,23 @@ mod tests {
         let folder = Folder::new();
         let path = folder.path().join("s.json");
         fs::create_dir(folder.path().join("s.json.lock")).unwrap();
-        let lock = Lock::take(&path).unwrap();
+        let lock = Lock::take(&path, None).unwrap();
         assert!(!lock.is_held() && !lock.keep().unwrap());
         fs::remove_dir(folder.path().join("s.json.lock")).unwrap();
         assert!(lock.keep().unwrap() && lock.is_held());
         assert!(!lock.keep().unwrap(), "it is held already");
-        assert!(is_refused(Lock::take(&path)));
+        assert!(is_refused(Lock::take(&path, None)));
     }
 
     #[test]
     fn a_lock_whose_file_has_gone_is_taken_again_unless_another_has_it() {
         let folder = Folder::new();
         let path = folder.path().join("s.json");
-        let first = Lock::take(&path).unwrap();
+        let first = Lock::take(&path, None).unwrap();
         fs::remove_file(folder.path().join("s.json.lock")).unwrap();
-        assert!(first.keep().unwrap() && is_refused(Lock::take(&path)));
+        assert!(first.keep().unwrap() && is_refused(Lock::take(&path, None)));
         fs::remove_file(folder.path().join("s.json.lock")).unwrap();
-        let second = Lock::take(&path).unwrap();
+        let second = Lock::take(&path, None).unwrap();
         assert!(first.keep().unwrap_err().to_string().contains("another process"));
         drop(second);
         assert!(first.keep().unwrap());
