@@ -128,16 +128,9 @@ impl Descriptors {
         found
     }
 
-    /// The connection of this client, for more than one look: a client that has read its answer may
-    /// leave at once, the library closes its numbers, and the next client gets them.
-    #[expect(unsafe_code, reason = "the number is not ours before it is duplicated")]
+    /// The connection of this client, for more than one look.
     pub(super) fn keep(&self, peer: SocketAddr) -> Option<Kept> {
-        let found = self.find(peer)?;
-        // SAFETY: only duplicated, and the peer of what came of it is checked.
-        let own = unsafe { BorrowedFd::borrow_raw(found.fd) }.try_clone_to_owned().ok();
-        let fd = own.as_ref().map_or(found.fd, AsRawFd::as_raw_fd);
-        let connection = Connection { fd, peer };
-        connection.is_still_there().then_some(Kept { connection, _own: own })
+        self.find(peer)?.keep()
     }
 
     /// Every number of this client's connection, with what it stands for.
@@ -239,6 +232,17 @@ impl Descriptors {
 }
 
 impl Connection {
+    /// The same under a number of our own, if it still is this client's: a client that has read its
+    /// answer may leave at once, the library closes its numbers, and the next client gets them.
+    #[expect(unsafe_code, reason = "the number is not ours before it is duplicated")]
+    pub(super) fn keep(self) -> Option<Kept> {
+        // SAFETY: only duplicated, and the peer of what came of it is checked.
+        let own = unsafe { BorrowedFd::borrow_raw(self.fd) }.try_clone_to_owned().ok();
+        let fd = own.as_ref().map_or(self.fd, AsRawFd::as_raw_fd);
+        let connection = Self { fd, ..self };
+        connection.is_still_there().then_some(Kept { connection, _own: own })
+    }
+
     /// Looks at the input without taking it.
     pub(super) fn input(self) -> Input {
         let mut byte = [0];

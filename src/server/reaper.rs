@@ -232,9 +232,8 @@ fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
 }
 
 fn end(census: &Census, peer: SocketAddr, reason: Reason) {
-    if let Some(connection) = find(census, peer)
-        && connection.is_still_there()
-    {
+    // Under a number of our own: between a look and the end another client may have got it.
+    if let Some(connection) = find(census, peer).and_then(Connection::keep) {
         debug!("ended client={} reason={reason}", peer.ip());
         connection.shut();
     }
