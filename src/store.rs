@@ -319,6 +319,18 @@ mod tests {
         (store, scheduler)
     }
 
+    /// Puts a file where the folder was: nothing can be written there, not even by root.
+    fn block(path: &Path) {
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+    }
+
+    /// The file holds what the scheduler knows.
+    fn assert_holds(path: &Path, scheduler: &Mutex<Scheduler>) {
+        let written = StateFile::parse(&std::fs::read(path).unwrap()).unwrap();
+        assert_eq!(written, scheduler.lock().snapshot().to_file());
+    }
+
     fn exhaust(scheduler: &Mutex<Scheduler>) {
         let pick = take(scheduler);
         scheduler.lock().report_exhausted(&pick, "used up", Timestamp(2_000));
@@ -342,8 +354,7 @@ mod tests {
         let (store, scheduler) = started(&path);
         exhaust(&scheduler);
         store.commit(&scheduler);
-        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!(written, scheduler.lock().snapshot().to_file());
+        assert_holds(&path, &scheduler);
     }
 
     #[test]
@@ -417,15 +428,13 @@ mod tests {
         let folder = Folder::new();
         let path = folder.path().join("inner/state.json");
         let (store, scheduler) = started(&path);
-        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+        block(&path);
         exhaust(&scheduler);
         assert!(!store.commit(&scheduler) && !store.flush(&scheduler));
         std::fs::remove_file(path.parent().unwrap()).unwrap();
         assert!(!store.commit(&scheduler), "nothing new, and not yet due again");
         assert!(store.flush(&scheduler));
-        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!(written, scheduler.lock().snapshot().to_file());
+        assert_holds(&path, &scheduler);
     }
 
     #[test]
@@ -444,9 +453,7 @@ mod tests {
         let folder = Folder::new();
         let path = folder.path().join("inner/state.json");
         let (store, scheduler) = started(&path);
-        // A file where the folder was: nothing can be written there, not even by root.
-        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path.parent().unwrap(), "in the way").unwrap();
+        block(&path);
         exhaust(&scheduler);
         store.commit(&scheduler);
         assert!(!store.is_writable());
@@ -454,7 +461,6 @@ mod tests {
         exhaust(&scheduler);
         store.commit(&scheduler);
         assert!(store.is_writable());
-        let written = StateFile::parse(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!(written, scheduler.lock().snapshot().to_file());
+        assert_holds(&path, &scheduler);
     }
 }

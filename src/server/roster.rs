@@ -3,14 +3,14 @@
 //! A worker without work waits at the gate itself, so that a request goes from the library's thread
 //! to the one that serves it without a third in between. One at a time, or two requests of one
 //! connection might be looked at in the wrong order: it leads. With a request in hand it calls the
-//! next leader before it serves. The others sleep, and the last to fall
-//! asleep is the first to be woken: its stack and its memory are still warm. When no worker is
-//! free, the intake leads, which serves nothing itself and so never has to wait.
+//! next leader before it serves. The others sleep, and the last to fall asleep is the first to be
+//! woken: its stack and its memory are still warm. When no worker is free, the intake leads, which
+//! serves nothing itself and so never has to wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Where a worker sleeps.
 pub(super) type Bell = Arc<Condvar>;
@@ -61,12 +61,7 @@ impl<J> Roster<J> {
                 bell.wait(&mut state);
                 continue;
             }
-            state.leader = Leader::Worker;
-            drop(state);
-            let job = lead();
-            state = self.state.lock();
-            state.leader = Leader::Called;
-            if let Some(job) = job {
+            if let Some(job) = Self::lead(&mut state, Leader::Worker, &lead) {
                 self.replace_leader(&mut state);
                 return job;
             }
@@ -76,10 +71,7 @@ impl<J> Roster<J> {
     /// Hands a job over. `wake` makes a leader's wait end.
     pub(super) fn give(&self, job: J, wake: impl FnOnce()) {
         let mut state = self.state.lock();
-        state.jobs.push_back(job);
-        if let Some(bell) = state.sleeping.pop() {
-            bell.notify_one();
-        } else if state.leader == Leader::Worker {
+        if !state.push(job) && state.leader == Leader::Worker {
             drop(state);
             wake();
         }
@@ -95,16 +87,8 @@ impl<J> Roster<J> {
                 self.intakes.wait(&mut state);
                 continue;
             }
-            state.leader = Leader::Intake;
-            drop(state);
-            let job = lead();
-            state = self.state.lock();
-            state.leader = Leader::Called;
-            if let Some(job) = job {
-                state.jobs.push_back(job);
-                if let Some(bell) = state.sleeping.pop() {
-                    bell.notify_one();
-                }
+            if let Some(job) = Self::lead(&mut state, Leader::Intake, &lead) {
+                state.push(job);
             }
             self.replace_leader(&mut state);
         }
@@ -117,15 +101,43 @@ impl<J> Roster<J> {
         self.intakes.notify_all();
     }
 
+    /// Leads until `wait` is over, with the lock let go.
+    fn lead(
+        state: &mut MutexGuard<'_, State<J>>,
+        leader: Leader,
+        wait: impl Fn() -> Option<J>,
+    ) -> Option<J> {
+        state.leader = leader;
+        let job = MutexGuard::unlocked(state, wait);
+        state.leader = Leader::Called;
+        job
+    }
+
     /// Calls a leader, if there is none.
     fn replace_leader(&self, state: &mut State<J>) {
         if state.leader != Leader::Called {
             return;
         }
-        match state.sleeping.pop() {
-            Some(bell) => drop(bell.notify_one()),
-            None => drop(self.intakes.notify_all()),
+        if !state.wake_one() {
+            self.intakes.notify_all();
         }
+    }
+}
+
+impl<J> State<J> {
+    /// Puts a job at the end of the line; says whether a worker was woken for it.
+    fn push(&mut self, job: J) -> bool {
+        self.jobs.push_back(job);
+        self.wake_one()
+    }
+
+    /// Wakes the worker that fell asleep last, if one sleeps.
+    fn wake_one(&mut self) -> bool {
+        let last = self.sleeping.pop();
+        last.is_some_and(|bell| {
+            bell.notify_one();
+            true
+        })
     }
 }
 

@@ -288,14 +288,20 @@ def case_removed(case):
     proxy.settle()
 
 
-def case_replaced(case):
-    """a folder that is replaced by another is locked as well"""
+def start_and_replace(case):
+    """A proxy that serves, and whose folder is then another one."""
     folder = case.make("data")
     state = folder / "state.json"
     proxy = case.start(state)
     proxy.serve()
     folder.rename(case.folder / "aside")
     folder.mkdir()
+    return state, proxy
+
+
+def case_replaced(case):
+    """a folder that is replaced by another is locked as well"""
+    state, proxy = start_and_replace(case)
     proxy.lose_slot()
     proxy.wait_writable(True)
     assert "another process" in case.refuse(state)
@@ -304,12 +310,7 @@ def case_replaced(case):
 
 def case_taken(case):
     """a folder that was replaced, and its file taken by another proxy, is left to that"""
-    folder = case.make("data")
-    state = folder / "state.json"
-    proxy = case.start(state)
-    proxy.serve()
-    folder.rename(case.folder / "aside")
-    folder.mkdir()
+    state, proxy = start_and_replace(case)
     other = case.start(state)
     proxy.lose_slot()
     proxy.wait_writable(False)
