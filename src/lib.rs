@@ -58,6 +58,7 @@ pub mod standin;
 
 mod admin;
 mod allocator;
+mod lead;
 mod log_text;
 mod metrics;
 mod policy;

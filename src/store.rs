@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{self, Timestamp};
 use crate::error::StartupError;
+use crate::lead;
 use crate::policy::scheduler::Scheduler;
 use crate::policy::state::StateFile;
 use file::Place;
@@ -135,6 +136,9 @@ impl Store {
     /// Waits until `revision` is on disk, or could not be written, or two seconds are over: on a
     /// hung disk the first who waits learns it for all. Says whether it is on disk.
     pub(crate) fn wait(&self, revision: u64) -> bool {
+        if !self.has_tried(revision) {
+            lead::pass_on();
+        }
         let deadline = clock::instant() + LONGEST_WAIT;
         let mut hangs = false;
         let is_written = {

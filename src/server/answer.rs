@@ -14,6 +14,7 @@ use super::head::Head as RequestHead;
 use super::head::{BodyLength, LARGEST_UPLOAD};
 use super::intake::Turn;
 use crate::clock;
+use crate::lead;
 use crate::relay::{Client, Head};
 use crate::upstream::ClientWatch;
 
@@ -127,6 +128,10 @@ impl Answer {
 
     fn write_pending(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
+        // The beginning of an answer fits in any socket's buffer.
+        if !matches!(self.output, Output::Unused(_)) {
+            lead::pass_on();
+        }
         let writer = self.writer();
         writer.write_all(&pending)?;
         writer.flush()
@@ -228,6 +233,7 @@ impl Client for Answer {
         if self.upload.is_over {
             return Ok(0);
         }
+        lead::pass_on();
         let mut outcome = self.upload.read(request, buffer);
         // The library takes a connection that closes in the middle of a chunk for the body's end.
         if matches!(outcome, Ok(0)) && (self.watch())() {

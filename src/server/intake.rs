@@ -125,6 +125,7 @@ impl Front {
         let reachable = gate.reachable();
         alarm.essential("poker", move || wanted.iter().for_each(|()| poke(reachable)))?;
         let front = Self {
+            roster: Roster::new(config.workers),
             admission: Admission::new(config.workers + config.queue_size),
             budget: Budget::new(config.max_body_bytes),
             descriptors: Arc::new(Descriptors::open(gate.address().port())),
@@ -137,7 +138,6 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
-            roster: Roster::default(),
             pokes,
             draining: Once::default(),
             next_id: AtomicU64::new(1),

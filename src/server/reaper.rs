@@ -89,6 +89,9 @@ impl Reaper {
         let never = crossbeam_channel::never::<()>();
         loop {
             let started = clock::instant();
+            if self.front.roster.look() {
+                debug!("gate relieved=true: the worker that leads has not come back");
+            }
             let peers = self.look(started);
             let took = started.elapsed();
             // Waits, when it has to knock: that is no work to rest from.

@@ -3,14 +3,18 @@
 //! A worker without work waits at the gate itself, so that a request goes from the library's thread
 //! to the one that serves it without a third in between. One at a time, or two requests of one
 //! connection might be looked at in the wrong order: it leads. With a request in hand it calls the
-//! next leader before it serves. The others sleep, and the last to fall asleep is the first to be
-//! woken: its stack and its memory are still warm. When no worker is free, the intake leads, which
-//! serves nothing itself and so never has to wait.
+//! next leader; but if it is the only one with work, not before it has to wait (`lead`). The others
+//! sleep, and the last to fall asleep is the first to be woken: its stack and its memory are still
+//! warm. When no worker is free, the intake leads, which serves nothing itself and so never has to
+//! wait.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::lead;
 
 /// Where a worker sleeps.
 pub(super) type Bell = Arc<Condvar>;
@@ -18,6 +22,7 @@ pub(super) type Bell = Arc<Condvar>;
 /// The workers' order of duty. `J` is what they do.
 #[derive(Debug)]
 pub(super) struct Roster<J> {
+    workers: usize,
     state: Mutex<State<J>>,
     /// Where intakes sleep.
     intakes: Condvar,
@@ -29,6 +34,10 @@ struct State<J> {
     jobs: VecDeque<J>,
     sleeping: Vec<Bell>,
     leader: Leader,
+    /// How often a leader went on leading.
+    terms: u64,
+    /// The term in which the leader was away at the last look.
+    seen: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,20 +46,32 @@ enum Leader {
     Called,
     Worker,
     Intake,
-}
-
-impl<J> Default for Roster<J> {
-    fn default() -> Self {
-        let state = State { jobs: VecDeque::new(), sleeping: Vec::new(), leader: Leader::Called };
-        Self { state: Mutex::new(state), intakes: Condvar::new() }
-    }
+    /// A worker that serves what it took and has not had to wait so far, in this term.
+    Away(u64),
 }
 
 impl<J> Roster<J> {
+    /// Nobody leads, until one of so many workers asks for work.
+    pub(super) fn new(workers: usize) -> Self {
+        let state = State {
+            jobs: VecDeque::new(),
+            sleeping: Vec::new(),
+            leader: Leader::Called,
+            terms: 0,
+            seen: 0,
+        };
+        Self { workers, state: Mutex::new(state), intakes: Condvar::new() }
+    }
+
     /// A worker's next job. `lead` waits at the gate; it gives what its caller is to do itself,
     /// or nothing after a call of `wake`.
     pub(super) fn next(&self, bell: &Bell, lead: impl Fn() -> Option<J>) -> J {
+        let term = lead::end();
         let mut state = self.state.lock();
+        if term.is_some_and(|term| state.leader == Leader::Away(term)) {
+            // Back without having waited: nobody else has been called.
+            state.leader = Leader::Called;
+        }
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 self.replace_leader(&mut state);
@@ -62,10 +83,36 @@ impl<J> Roster<J> {
                 continue;
             }
             if let Some(job) = Self::lead(&mut state, Leader::Worker, &lead) {
-                self.replace_leader(&mut state);
+                if state.sleeping.len() + 1 == self.workers {
+                    state.terms += 1;
+                    state.leader = Leader::Away(state.terms);
+                    lead::begin(state.terms);
+                } else {
+                    self.replace_leader(&mut state);
+                }
                 return job;
             }
         }
+    }
+
+    /// Calls another leader in the place of the one that is away in this term.
+    pub(super) fn relieve(&self, term: u64) {
+        let mut state = self.state.lock();
+        if state.leader == Leader::Away(term) {
+            self.relieve_leader(&mut state);
+        }
+    }
+
+    /// Relieves a leader that was away at the last look as well: it waits for something that
+    /// nobody thought of. Says whether there was one.
+    pub(super) fn look(&self) -> bool {
+        let mut state = self.state.lock();
+        let Leader::Away(term) = state.leader else { return false };
+        let is_stuck = mem::replace(&mut state.seen, term) == term;
+        if is_stuck {
+            self.relieve_leader(&mut state);
+        }
+        is_stuck
     }
 
     /// Hands a job over. `wake` makes a leader's wait end.
@@ -113,6 +160,11 @@ impl<J> Roster<J> {
         job
     }
 
+    fn relieve_leader(&self, state: &mut State<J>) {
+        state.leader = Leader::Called;
+        self.replace_leader(state);
+    }
+
     /// Calls a leader, if there is none.
     fn replace_leader(&self, state: &mut State<J>) {
         if state.leader != Leader::Called {
@@ -150,40 +202,84 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, unbounded};
 
     use super::*;
+    use crate::clock;
 
     const LIMIT: Duration = Duration::from_secs(10);
 
     /// A gate: what is sent comes out at one leader; `None` is a wake.
     type Gate = (Sender<Option<u32>>, Receiver<Option<u32>>);
 
-    /// A roster with an intake and workers, each of which says what it took and then waits until
-    /// it may go on.
+    /// What a worker does with its job, one order after the other.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Order {
+        /// It is done, and looks for the next.
+        Next,
+        /// It says that it is going to wait.
+        Wait,
+    }
+
+    /// A roster with an intake and workers, each of which says what it took.
     struct Crew {
         roster: Arc<Roster<u32>>,
         gate: Sender<Option<u32>>,
         taken: Receiver<(usize, u32)>,
-        go_on: Sender<()>,
+        orders: Vec<Sender<Order>>,
     }
 
     impl Crew {
         fn of(workers: usize) -> Self {
-            let roster = Arc::<Roster<u32>>::default();
+            let roster = Arc::new(Roster::new(workers));
             let (gate, requests): Gate = unbounded();
             let (take, taken) = unbounded();
-            let (go_on, release) = unbounded::<()>();
+            let mut orders = Vec::new();
             for number in 0..workers {
-                let (roster, requests) = (Arc::clone(&roster), requests.clone());
-                let (take, release) = (take.clone(), release.clone());
+                let (roster, requests, take) =
+                    (Arc::clone(&roster), requests.clone(), take.clone());
+                let (order, given) = unbounded();
+                orders.push(order);
                 thread::spawn(move || {
-                    let bell = Bell::default();
+                    let (bell, followed) = (Bell::default(), Arc::clone(&roster));
+                    lead::ends_with(move |term| followed.relieve(term));
                     while take.send((number, roster.next(&bell, || requests.recv().ok()?))).is_ok()
-                        && release.recv().is_ok()
-                    {}
+                    {
+                        while given.recv() == Ok(Order::Wait) {
+                            lead::pass_on();
+                        }
+                    }
                 });
             }
             let intake = Arc::clone(&roster);
             thread::spawn(move || intake.stand_in(|| false, || requests.recv().ok()?));
-            Self { roster, gate, taken, go_on }
+            Self { roster, gate, taken, orders }
+        }
+
+        /// One of which a worker leads and the others sleep.
+        fn at_rest(workers: usize) -> Self {
+            let crew = Self::of(workers);
+            // At the beginning the intake may be first, and it leads until there is a job.
+            while crew.rest() == Leader::Intake {
+                crew.ask(0);
+                let (worker, _) = crew.take();
+                crew.order(worker, Order::Next);
+            }
+            crew
+        }
+
+        /// Waits until nobody has anything to do, and gives who leads.
+        fn rest(&self) -> Leader {
+            let deadline = clock::instant() + LIMIT;
+            loop {
+                let (leader, asleep) = {
+                    let state = self.roster.state.lock();
+                    (state.leader, state.sleeping.len())
+                };
+                match leader {
+                    Leader::Worker if asleep + 1 == self.orders.len() => return leader,
+                    Leader::Intake if asleep == self.orders.len() => return leader,
+                    _ => assert!(clock::instant() < deadline, "{:?}", self.roster),
+                }
+                thread::yield_now();
+            }
         }
 
         fn ask(&self, job: u32) {
@@ -197,6 +293,10 @@ mod tests {
         fn take(&self) -> (usize, u32) {
             self.taken.recv_timeout(LIMIT).expect("somebody takes it")
         }
+
+        fn order(&self, worker: usize, order: Order) {
+            self.orders[worker].send(order).unwrap();
+        }
     }
 
     #[test]
@@ -206,10 +306,63 @@ mod tests {
         crew.give(2);
         crew.ask(3);
         crew.give(4);
-        let taken: BTreeSet<_> = (0..4).map(|_| crew.take()).collect();
+        let taken: Vec<_> = (0..4)
+            .map(|_| {
+                let (worker, job) = crew.take();
+                crew.order(worker, Order::Wait);
+                (worker, job)
+            })
+            .collect();
         let jobs: BTreeSet<_> = taken.iter().map(|(_, job)| *job).collect();
         let workers: BTreeSet<_> = taken.iter().map(|(worker, _)| *worker).collect();
         assert_eq!((jobs.len(), workers.len()), (4, 4));
+    }
+
+    #[test]
+    fn who_is_alone_goes_on_leading_until_it_waits() {
+        let crew = Crew::at_rest(3);
+        crew.ask(1);
+        let (first, _) = crew.take();
+        for job in 2..20 {
+            crew.order(first, Order::Next);
+            crew.ask(job);
+            assert_eq!(crew.take(), (first, job), "nobody else was called");
+        }
+        crew.ask(20);
+        assert!(crew.taken.recv_timeout(Duration::from_millis(20)).is_err(), "nobody leads");
+        crew.order(first, Order::Wait);
+        let (second, job) = crew.take();
+        assert!(second != first && job == 20);
+        crew.ask(21);
+        assert_eq!(crew.take().1, 21, "who is not alone is followed at once");
+    }
+
+    #[test]
+    fn what_is_given_while_the_leader_is_away_is_taken_at_once() {
+        let crew = Crew::at_rest(2);
+        crew.ask(1);
+        let (first, _) = crew.take();
+        crew.give(2);
+        assert_eq!(crew.take(), (1 - first, 2));
+        crew.give(3);
+        crew.order(first, Order::Next);
+        assert_eq!(crew.take(), (first, 3));
+    }
+
+    #[test]
+    fn a_leader_that_waits_without_a_word_is_relieved_at_the_second_look() {
+        let crew = Crew::at_rest(2);
+        crew.ask(1);
+        let (first, _) = crew.take();
+        assert!(!crew.roster.look() && crew.roster.look() && !crew.roster.look());
+        crew.ask(2);
+        assert_eq!(crew.take(), (1 - first, 2));
+        // It comes back, and is not taken for the leader that it was.
+        crew.order(first, Order::Next);
+        crew.order(1 - first, Order::Next);
+        crew.rest();
+        crew.ask(3);
+        assert_eq!(crew.take().1, 3);
     }
 
     #[test]
@@ -222,7 +375,7 @@ mod tests {
         }
         crew.give(6);
         let taken = (2..=6).map(|_| {
-            crew.go_on.send(()).unwrap();
+            crew.order(0, Order::Next);
             crew.take().1
         });
         let (given, asked): (Vec<u32>, Vec<u32>) = taken.partition(|job| *job == 6);
@@ -237,8 +390,8 @@ mod tests {
             scope.spawn(|| (2000..4000).for_each(|job| crew.give(job)));
             let taken: BTreeSet<u32> = (0..4000)
                 .map(|_| {
-                    let (_, job) = crew.take();
-                    crew.go_on.send(()).unwrap();
+                    let (worker, job) = crew.take();
+                    crew.order(worker, Order::Next);
                     job
                 })
                 .collect();

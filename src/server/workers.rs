@@ -9,6 +9,7 @@ use log::error;
 
 use super::bodies::Received;
 use super::intake::{Front, Pending};
+use crate::lead;
 use crate::panics::Alarm;
 use crate::policy::route::Endpoint;
 
@@ -75,6 +76,8 @@ pub(super) fn spawn(front: &Arc<Front>, alarm: &Alarm) -> io::Result<()> {
 
 fn work(front: &Arc<Front>) {
     let bell = Arc::default();
+    let followed = Arc::clone(front);
+    lead::ends_with(move |term| followed.roster.relieve(term));
     loop {
         let job = front.roster.next(&bell, || front.gate.wait(front));
         // A panic costs this request only: the library answers 500 when the request is dropped

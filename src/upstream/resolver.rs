@@ -14,6 +14,7 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::NextTimeout;
 
 use crate::clock;
+use crate::lead;
 
 /// How long an answer is used without asking again.
 const FRESH_FOR: Duration = Duration::from_secs(60);
@@ -80,6 +81,7 @@ impl<R: Resolver> Resolver for CachingResolver<R> {
             }
             return Ok(addresses);
         }
+        lead::pass_on();
         let addresses = self.inner.resolve(uri, config, timeout)?;
         let known = Known { addresses: addresses.clone(), since: now };
         self.known.lock().insert(name, known);

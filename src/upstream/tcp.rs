@@ -21,6 +21,7 @@ use ureq::unversioned::transport::{
 use super::buffers::LeanBuffers;
 use super::exchange;
 use crate::clock;
+use crate::lead;
 
 /// The least that is left for an address when the ones before it have used up the time.
 const LEAST_CONNECT: Duration = Duration::from_millis(10);
@@ -51,6 +52,7 @@ impl<In: Transport> Connector<In> for TcpConnector {
 
 /// Tries one address after the other. Each gets half of the time that is left, the last one all.
 fn open(addresses: &[SocketAddr], timeout: NextTimeout) -> Result<TcpStream, Error> {
+    lead::pass_on();
     let started = clock::instant();
     let mut failure = Error::Io(io::ErrorKind::AddrNotAvailable.into());
     for (index, address) in addresses.iter().enumerate() {
@@ -106,6 +108,10 @@ impl Tcp {
 
     /// Writes what is held and the first `amount` bytes of the output buffer.
     fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        // A head, and what goes with it, fits in any socket's buffer.
+        if self.held.is_empty() {
+            lead::pass_on();
+        }
         let limit = whole_seconds(*timeout.after);
         if self.write_limit != Some(limit) {
             self.stream.0.set_write_timeout(Some(limit))?;
@@ -116,6 +122,23 @@ impl Tcp {
         let written = write_all(&self.stream.0, &mut parts);
         self.held.clear();
         written.map_err(|error| failure(error, timeout))
+    }
+
+    /// What has come already, for a thread that others wait for when it waits.
+    fn read_at_once(&mut self) -> Option<usize> {
+        if !lead::is_held() {
+            return None;
+        }
+        let buffer = self.buffers.input_append_buf();
+        // An error is for the read that waits.
+        recv(self.stream.0.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).ok()
+    }
+
+    /// Notes what was read; whether it was anything.
+    fn took(&mut self, count: usize) -> bool {
+        self.buffers.input_appended(count);
+        self.is_fresh = count > 0;
+        self.is_fresh
     }
 }
 
@@ -137,6 +160,10 @@ impl Transport for Tcp {
         // Not before its body, as ureq does it.
         debug_assert!(self.held.is_empty());
         self.buffers.free_output();
+        if let Some(count) = self.read_at_once() {
+            return Ok(self.took(count));
+        }
+        lead::pass_on();
         let limit = (*timeout.after).max(Duration::from_millis(1));
         if self.read_limit != Some(limit) {
             match self.stream.0.set_read_timeout(Some(limit)) {
@@ -152,9 +179,7 @@ impl Transport for Tcp {
                 outcome => break outcome.map_err(|error| failure(error, timeout))?,
             }
         };
-        self.buffers.input_appended(count);
-        self.is_fresh = count > 0;
-        Ok(count > 0)
+        Ok(self.took(count))
     }
 
     fn is_open(&mut self) -> bool {
