@@ -21,7 +21,7 @@
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, verdict, failover, route, body, headers, events, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
-//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator` | what everybody needs |
+//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator`, `lead` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
 //! # Threads

@@ -417,7 +417,10 @@ mod tests {
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         // No writer: whatever is asked for stays pending.
         let scheduler = scheduler(state);
+        lead::begin(1);
+        assert!(store.wait(0) && lead::is_held(), "there was nothing to wait for");
         assert!(!store.commit(&scheduler) && !store.is_writable());
+        assert!(!lead::is_held(), "it was passed on before");
         let started = clock::instant();
         for _ in 0..100 {
             assert!(!store.commit(&scheduler));

@@ -145,9 +145,11 @@ mod tests {
         let inner = Counting::default();
         let asked = Arc::clone(&inner.asked);
         let resolver = CachingResolver::new(inner);
-        for _ in 0..40 {
+        for number in 0..40 {
+            lead::begin(1);
             let address = ask(&resolver, "https://dashscope.example/x").unwrap();
             assert_eq!(address, "192.0.2.1:443".parse().unwrap());
+            assert_eq!(lead::is_held(), number > 0, "asking may wait");
         }
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         ask(&resolver, "https://dashscope.example:444/x").unwrap();

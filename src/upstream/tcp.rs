@@ -312,8 +312,29 @@ mod tests {
     fn a_wait_ends_at_its_limit() {
         let (mut tcp, _other) = pair();
         let soon = within(Duration::from_millis(20), Timeout::RecvBody);
+        lead::begin(1);
         let outcome = tcp.await_input(soon);
+        assert!(!lead::is_held(), "nobody waits for who waits");
         assert!(matches!(outcome, Err(Error::Timeout(Timeout::RecvBody))), "{outcome:?}");
+    }
+
+    #[test]
+    fn what_needs_no_wait_is_done_in_the_lead() {
+        let (mut tcp, mut other) = pair();
+        lead::begin(1);
+        exchange::begin(LIMIT, true);
+        transmit(&mut tcp, b"head ");
+        transmit(&mut tcp, b"body");
+        other.write_all(b"answer").unwrap();
+        tcp.stream.0.peek(&mut [0]).unwrap();
+        assert!(tcp.await_input(timeout(Timeout::RecvResponse)).unwrap());
+        assert!(tcp.buffers().input() == b"answer" && lead::is_held());
+        other.shutdown(Shutdown::Write).unwrap();
+        tcp.stream.0.peek(&mut [0]).unwrap();
+        assert!(!tcp.await_input(timeout(Timeout::RecvResponse)).unwrap() && lead::is_held());
+        lead::begin(1);
+        let _ = tcp.write(0, timeout(Timeout::SendBody));
+        assert!(!lead::is_held(), "a body may fill the socket's buffer");
     }
 
     #[test]
@@ -323,7 +344,9 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let stream = open(&[refusing, address], timeout(Timeout::Connect)).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
+        lead::begin(1);
         let refused = open(&[refusing], timeout(Timeout::Connect));
+        assert!(!lead::is_held());
         assert!(
             matches!(refused, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
         );
