@@ -1,11 +1,13 @@
-//! Answers and requests of several sizes, one after another on one connection.
+//! Answers and requests of several sizes, one after another on one connection. Who is measured
+//! has a core of its own.
 
 use std::time::Duration;
 
 use dashscope_proxy::clock;
 
-use crate::candidate::{Candidate, with_all};
+use crate::candidate::{Candidate, Conditions, with_all};
 use crate::client::Caller;
+use crate::cores::Places;
 use crate::report::{Report, Unit};
 use crate::rounds::interleaved;
 use crate::stats::{median, micros};
@@ -15,7 +17,8 @@ use crate::{Failure, Run};
 const SIZES: [(&str, usize); 3] = [("1 KB", 1 << 10), ("100 KB", 100 << 10), ("10 MB", 10 << 20)];
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
-    with_all(&run.entrants, None, |candidates| {
+    let conditions = Conditions { places: Places::TwoCores, ..Conditions::default() };
+    with_all(&run.entrants, conditions, |candidates| {
         for (shown, size) in SIZES {
             for (what, kind) in [("answer", Kind::Answer(size)), ("request", Kind::Body(size))] {
                 eprintln!("measuring: {what}s of {shown} …");

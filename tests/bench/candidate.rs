@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::cores::Places;
 use crate::options::Options;
 use crate::process::{Process, find_program};
 use crate::stats::micros;
@@ -37,6 +38,14 @@ pub(crate) enum How {
     Original(String),
     /// It runs already, and so does the upstream behind it.
     Running(Target, Upstream),
+}
+
+/// Under which all of them are measured.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Conditions {
+    /// How many workers they get, where they have such a setting.
+    pub(crate) workers: Option<usize>,
+    pub(crate) places: Places,
 }
 
 /// One that runs.
@@ -103,9 +112,8 @@ impl Entrant {
             .map_err(|cause| format!("failed to look at `{}`: {cause}", binary.display()))
     }
 
-    /// Starts it in front of an upstream of its own, with that many workers where it has such a
-    /// setting.
-    pub(crate) fn start(&self, workers: Option<usize>) -> Result<Candidate, Failure> {
+    /// Starts it in front of an upstream of its own.
+    pub(crate) fn start(&self, conditions: Conditions) -> Result<Candidate, Failure> {
         if let How::Running(target, upstream) = &self.how {
             let (target, upstream) = (target.clone(), upstream.clone());
             return Ok(Candidate { target, upstream, process: None });
@@ -121,24 +129,24 @@ impl Entrant {
                 None
             }
             How::Original(line) => {
-                let (process, address) = original::start(line, &upstream, workers)?;
+                let (process, address) = original::start(line, &upstream, conditions)?;
                 target.address = address;
                 Some(process)
             }
             How::Ours(binary) => {
-                let (process, address) = ours::start(binary, &upstream, workers)?;
+                let (process, address) = ours::start(binary, &upstream, conditions)?;
                 target.address = address;
                 Some(process)
             }
             How::Nginx(program) => {
-                let (process, address) = nginx::start(program, &upstream)?;
+                let (process, address) = nginx::start(program, &upstream, conditions)?;
                 target.address = address;
                 target.stream_path = nginx::STREAM_PATH.to_owned();
                 target.model = MODELS[0];
                 Some(process)
             }
             How::HaProxy(program) => {
-                let (process, address) = haproxy::start(program, &upstream)?;
+                let (process, address) = haproxy::start(program, &upstream, conditions)?;
                 target.address = address;
                 target.model = MODELS[0];
                 Some(process)
@@ -179,10 +187,11 @@ impl AsRef<str> for Candidate {
 /// Starts all of them, lets `measure` have them, and adds to its failure what they logged.
 pub(crate) fn with_all<'a, T>(
     entrants: impl IntoIterator<Item = &'a Entrant>,
-    workers: Option<usize>,
+    conditions: Conditions,
     measure: impl FnOnce(&[Candidate]) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let started = entrants.into_iter().map(|entrant| entrant.start(workers));
+    let _confined = conditions.places.confine_client()?;
+    let started = entrants.into_iter().map(|entrant| entrant.start(conditions));
     let candidates = started.collect::<Result<Vec<_>, _>>()?;
     measure(&candidates).map_err(|failure| {
         let logs = candidates.iter().filter_map(|candidate| {

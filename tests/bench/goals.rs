@@ -1,6 +1,7 @@
 //! What this project wants to reach. Nothing fails when it is missed.
 
 use crate::candidate::{DIRECT, NGINX, OURS};
+use crate::cores::Places;
 use crate::report::Report;
 
 #[derive(Debug)]
@@ -31,8 +32,12 @@ pub(crate) fn goals(report: &Report) -> Vec<Goal> {
     let added = |figure: &str, target: &str| {
         Some(report.median(figure, target)? - report.median(figure, DIRECT)?)
     };
-    let latency = "latency p50, 1 connection";
-    let added_latency = added(latency, OURS).zip(added(latency, NGINX)).map(|(we, nginx)| we / nginx);
+    // The worst, of the places at which it was measured.
+    let added_latency = Places::ALL.iter().filter_map(|places| {
+        let latency = format!("latency p50, 1 connection{}", places.suffix());
+        Some(added(&latency, OURS)? / added(&latency, NGINX)?)
+    });
+    let added_latency = added_latency.reduce(f64::max);
     let to_nginx = |figure: &str| Some(ours(figure)? / report.median(figure, NGINX)?);
     [
         ("added latency p50, 1 connection", "at most 2.5 × nginx's", added_latency, AtMost(2.5), " ×"),

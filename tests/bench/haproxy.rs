@@ -5,11 +5,16 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::Failure;
+use crate::candidate::Conditions;
 use crate::process::{Folder, Process, answers, free_port};
 use crate::target::UPSTREAM_KEYS;
 use crate::upstream::Upstream;
 
-pub(crate) fn start(program: &Path, upstream: &Upstream) -> Result<(Process, SocketAddr), Failure> {
+pub(crate) fn start(
+    program: &Path,
+    upstream: &Upstream,
+    conditions: Conditions,
+) -> Result<(Process, SocketAddr), Failure> {
     let folder = Folder::new()?;
     let address = free_port()?;
     let config = format!(
@@ -41,6 +46,6 @@ backend pool
     let config = folder.write("haproxy.cfg", &config)?;
     let mut command = Command::new(program);
     command.args(["-db", "-f"]).arg(config);
-    let (process, ()) = Process::start(command, folder, |_| answers(address))?;
+    let (process, ()) = Process::start(command, folder, conditions.places, |_| answers(address))?;
     Ok((process, address))
 }

@@ -1,7 +1,7 @@
 //! Latency and throughput: every connection always has one request in flight.
 //!
 //! With one connection the latency is the time of a request on a machine that has nothing else
-//! to do. With more it is what a request takes while the machine is as busy as it can be, shared
+//! to do, measured at fixed places (`cores`). With more it is what a request takes while the machine is as busy as it can be, shared
 //! as it is by client, candidate and upstream: most of it is waiting for the others, and its mean
 //! is the number of connections divided by the throughput.
 
@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use dashscope_proxy::clock;
 
-use crate::candidate::{Candidate, with_all};
+use crate::candidate::{Candidate, Conditions, with_all};
 use crate::client::Caller;
+use crate::cores::Places;
 use crate::crowd::{Further, watch};
 use crate::report::{Report, Unit, plural};
-use crate::rounds::interleaved;
+use crate::rounds::{Turns, interleaved};
 use crate::stats::{micros, p50_p99};
 use crate::target::{Kind, Target};
 use crate::{Failure, Run};
@@ -21,22 +22,19 @@ use crate::{Failure, Run};
 pub(crate) const COUNTS: [usize; 4] = [1, 16, 64, 256];
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
-    with_all(&run.entrants, None, |candidates| {
-        for count in run.options.counts(&COUNTS) {
+    let (one, many): (Vec<_>, Vec<_>) = run.options.counts(&COUNTS).partition(|count| *count == 1);
+    if !one.is_empty() {
+        measure_one(run, report)?;
+    }
+    with_all(&run.entrants, Conditions::default(), |candidates| {
+        for count in many {
             let shown = plural(count, "connection");
-            eprintln!("measuring: {shown} …");
-            let mut all = Vec::new();
-            for candidate in candidates {
-                all.push((candidate, open(&candidate.target, count)?));
-            }
-            let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
-                turn(candidate, callers, run.plan.latency_time)
-            })?;
+            let found = found(run, candidates, count, &shown)?;
             let figures = [
                 (format!("latency p50, {shown}"), Unit::Microseconds),
                 (format!("latency p99, {shown}"), Unit::Microseconds),
-                (format!("throughput, {shown}"), Unit::PerSecond),
                 (format!("CPU per request, {shown}"), Unit::Microseconds),
+                (format!("throughput, {shown}"), Unit::PerSecond),
             ];
             report.add(&figures, candidates, found);
         }
@@ -54,6 +52,43 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     })
 }
 
+/// One request at a time, at fixed places where that can be.
+fn measure_one(run: &Run, report: &mut Report) -> Result<(), Failure> {
+    let fixed = Places::fixed();
+    let all = if fixed.is_empty() { vec![Places::Any] } else { fixed };
+    for places in all {
+        let shown = format!("1 connection{}", places.suffix());
+        with_all(&run.entrants, Conditions { places, ..Conditions::default() }, |candidates| {
+            let found = found(run, candidates, 1, &shown)?;
+            // (Its throughput says no more than its latency.)
+            let figures = [
+                (format!("latency p50, {shown}"), Unit::Microseconds),
+                (format!("latency p99, {shown}"), Unit::Microseconds),
+                (format!("CPU per request, {shown}"), Unit::Microseconds),
+            ];
+            report.add(&figures, candidates, found);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn found(
+    run: &Run,
+    candidates: &[Candidate],
+    count: usize,
+    shown: &str,
+) -> Result<Vec<Turns>, Failure> {
+    eprintln!("measuring: {shown} …");
+    let mut all = Vec::new();
+    for candidate in candidates {
+        all.push((candidate, open(&candidate.target, count)?));
+    }
+    interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
+        turn(candidate, callers, run.plan.latency_time)
+    })
+}
+
 /// Opens the connections one after another, each with a finished request on it before the next:
 /// how a candidate takes a burst of new ones is not measured here.
 pub(crate) fn open(target: &Target, count: usize) -> Result<Vec<Caller>, Failure> {
@@ -65,8 +100,8 @@ pub(crate) fn open(target: &Target, count: usize) -> Result<Vec<Caller>, Failure
     (0..count).map(open).collect()
 }
 
-/// Keeps the callers busy for `time`: p50 and p99 in microseconds, requests per second, and the
-/// microseconds of processor time that the candidate needed for one.
+/// Keeps the callers busy for `time`: p50 and p99 in microseconds, the microseconds of processor
+/// time that the candidate needed for a request, and requests per second.
 fn turn(
     candidate: &Candidate,
     callers: &mut [Caller],
@@ -82,7 +117,7 @@ fn turn(
     let per_second = requests / start.elapsed().as_secs_f64();
     let cpu = (candidate.cpu_micros() - cpu_before) / requests;
     let [p50, p99] = p50_p99(found);
-    Ok(vec![p50, p99, per_second, cpu])
+    Ok(vec![p50, p99, cpu, per_second])
 }
 
 /// One request after another, without a poll before each read.

@@ -9,6 +9,7 @@
 mod bodies;
 mod candidate;
 mod client;
+mod cores;
 mod crowd;
 mod decode;
 mod goals;

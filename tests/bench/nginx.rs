@@ -7,6 +7,7 @@ use std::process::Command;
 use nix::unistd::geteuid;
 
 use crate::Failure;
+use crate::candidate::Conditions;
 use crate::process::{Folder, Process, answers, free_port};
 use crate::target::UPSTREAM_KEYS;
 use crate::upstream::Upstream;
@@ -15,7 +16,11 @@ use crate::upstream::Upstream;
 /// large answers.
 pub(crate) const STREAM_PATH: &str = "/streams/v1/chat/completions";
 
-pub(crate) fn start(program: &Path, upstream: &Upstream) -> Result<(Process, SocketAddr), Failure> {
+pub(crate) fn start(
+    program: &Path,
+    upstream: &Upstream,
+    conditions: Conditions,
+) -> Result<(Process, SocketAddr), Failure> {
     let folder = Folder::new()?;
     let address = free_port()?;
     let at = folder.path().display();
@@ -66,6 +71,6 @@ http {{
     let mut command = Command::new(program);
     // Until the configuration is read it would write to a log that only root may open.
     command.args(["-e", "stderr", "-c"]).arg(config);
-    let (process, ()) = Process::start(command, folder, |_| answers(address))?;
+    let (process, ()) = Process::start(command, folder, conditions.places, |_| answers(address))?;
     Ok((process, address))
 }

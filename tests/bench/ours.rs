@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::Failure;
+use crate::candidate::Conditions;
 use crate::process::{Folder, Log, Process};
 use crate::target::{MODELS, PROXY_KEY, UPSTREAM_KEYS};
 use crate::upstream::Upstream;
@@ -16,12 +17,12 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_dashscope-proxy");
 pub(crate) fn start(
     binary: &Path,
     upstream: &Upstream,
-    workers: Option<usize>,
+    conditions: Conditions,
 ) -> Result<(Process, SocketAddr), Failure> {
     let folder = Folder::new()?;
     let mut command = Command::new(binary);
-    command.env_clear().envs(settings(upstream, &folder, workers)).env("PORT", "0");
-    Process::start(command, folder, listening_address)
+    command.env_clear().envs(settings(upstream, &folder, conditions.workers)).env("PORT", "0");
+    Process::start(command, folder, conditions.places, listening_address)
 }
 
 /// What a proxy of the pool has to be told, besides its port.

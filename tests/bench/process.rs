@@ -15,6 +15,7 @@ use dashscope_proxy::clock;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use crate::cores::Places;
 use crate::usage::{self, Usage};
 use crate::{Failure, LIMIT};
 
@@ -100,6 +101,7 @@ impl Process {
     pub(crate) fn start<T>(
         mut command: Command,
         folder: Folder,
+        places: Places,
         is_up: impl Fn(&Log) -> Option<T>,
     ) -> Result<(Self, T), Failure> {
         command
@@ -111,8 +113,11 @@ impl Process {
             .process_group(0);
         let program = command.get_program().to_string_lossy().into_owned();
         let started = clock::instant();
-        let mut child =
-            command.spawn().map_err(|cause| format!("failed to start `{program}`: {cause}"))?;
+        let spawned = {
+            let _confined = places.confine_candidate()?;
+            command.spawn()
+        };
+        let mut child = spawned.map_err(|cause| format!("failed to start `{program}`: {cause}"))?;
         let id = Pid::from_raw(i32::try_from(child.id()).map_err(|cause| cause.to_string())?);
         left().0.push(id);
         let log = Arc::new(Log::default());

@@ -9,7 +9,7 @@ use std::io::Write;
 
 use dashscope_proxy::clock;
 
-use crate::candidate::{Candidate, DIRECT, How, with_all};
+use crate::candidate::{Candidate, Conditions, DIRECT, How, with_all};
 use crate::client::{Caller, Connection};
 use crate::process::Folder;
 use crate::report::{Report, Unit};
@@ -23,7 +23,7 @@ const STATE_BYTES: usize = 2048;
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let builds = run.entrants.iter().filter(|entrant| matches!(entrant.how, How::Ours(_)));
-    with_all(builds, None, |candidates| {
+    with_all(builds, Conditions::default(), |candidates| {
         eprintln!("measuring: rotations …");
         let mut all = Vec::new();
         for candidate in candidates {

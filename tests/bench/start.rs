@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::candidate::{Entrant, How};
+use crate::candidate::{Conditions, Entrant, How};
 use crate::report::{Report, Unit};
 use crate::rounds::interleaved;
 use crate::{Failure, Run};
@@ -16,7 +16,7 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     eprintln!("measuring: starts …");
     let mut all: Vec<&Entrant> = run.entrants.iter().filter(|entrant| entrant.starts()).collect();
     let found = interleaved(run.plan.rounds, &mut all, |entrant| {
-        let candidate = entrant.start(None)?;
+        let candidate = entrant.start(Conditions::default())?;
         thread::park_timeout(REST);
         let time = candidate
             .process

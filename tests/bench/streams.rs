@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::candidate::with_all;
+use crate::candidate::{Conditions, with_all};
 use crate::client::Listener;
 use crate::crowd::{Further, watch};
 use crate::report::{Report, Unit, plural};
@@ -34,7 +34,8 @@ const WORKERS: usize = 512;
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let wanted: Vec<_> = run.options.counts(&LOADS.map(|load| load.streams)).collect();
-    with_all(&run.entrants, Some(WORKERS), |candidates| {
+    let conditions = Conditions { workers: Some(WORKERS), ..Conditions::default() };
+    with_all(&run.entrants, conditions, |candidates| {
         for mut load in LOADS.into_iter().filter(|load| wanted.contains(&load.streams)) {
             load.events /= run.plan.fewer_events;
             let shown = plural(load.streams, "stream");

@@ -1,7 +1,7 @@
 //! How often the state file is written, from the proxy's own count. A write is two fsyncs: the
 //! file's and its folder's.
 
-use crate::candidate::{Candidate, How, with_all};
+use crate::candidate::{Candidate, Conditions, How, with_all};
 use crate::client::{Caller, Connection};
 use crate::crowd::{Further, watch};
 use crate::decode::excerpt;
@@ -13,7 +13,7 @@ const CONNECTIONS: usize = 64;
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let builds = run.entrants.iter().filter(|entrant| matches!(entrant.how, How::Ours(_)));
-    with_all(builds, None, |candidates| {
+    with_all(builds, Conditions::default(), |candidates| {
         eprintln!("measuring: state writes …");
         let count = run.plan.counted_requests;
         let found = candidates.iter().map(|candidate| {
