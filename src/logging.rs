@@ -1,5 +1,6 @@
 //! Where log lines go, and which never do.
 
+use std::fmt::Write;
 use std::io;
 
 use env_logger::{Builder, Logger};
@@ -15,6 +16,9 @@ const TELLTALES: [&str; 2] = ["ureq", "rustls"];
 /// The server library calls the end of its accept thread an error, also when it was asked for.
 /// What matters of it is logged by `server`.
 const ALARMIST: &str = "tiny_http";
+
+/// The memory with which a line begins, in bytes.
+const USUAL_LINE: usize = 320;
 
 /// Starts logging to standard error. `filter` is in env_logger's notation; whatever it says,
 /// ureq and rustls never go below info.
@@ -37,7 +41,10 @@ impl Log for Guarded {
     fn log(&self, record: &Record<'_>) {
         if !is_kept_out(record.metadata()) && self.0.matches(record) {
             let (time, level) = (clock::now(), record.level());
-            print(format!("{time} {level:<5} {}\n", record.args()).as_bytes());
+            let mut line = String::with_capacity(USUAL_LINE);
+            // Memory takes everything.
+            let _ = writeln!(line, "{time} {level:<5} {}", record.args());
+            print(line.as_bytes());
         }
     }
 

@@ -6,9 +6,15 @@
 
 use serde::Deserialize;
 
-/// How much is kept of an answer's beginning and of its end, in bytes.
+/// How much of an answer's beginning and of its end is read, in bytes.
 const HEAD: usize = 8 * 1024;
 const TAIL: usize = 16 * 1024;
+
+/// How much is cut off at once, so that a byte is moved about few times.
+const STEP: usize = 4 * 1024;
+
+/// The memory with which a scan begins, in bytes: most answers need no more.
+const USUAL: usize = 2 * 1024;
 
 /// The name of the member. Inside a text of JSON its quotes would be escaped.
 const NAME: &[u8] = b"\"usage\"";
@@ -24,43 +30,58 @@ pub(crate) struct Usage {
     pub images: u64,
 }
 
-/// Watches an answer go by. It keeps its first 8 KiB and at least its last 16, at most twice them.
+/// Watches an answer go by. It keeps at least its last 16 KiB, at most 20.
 #[derive(Debug, Default)]
 pub(crate) struct UsageScan {
-    head: Vec<u8>,
-    tail: Vec<u8>,
+    kept: Vec<u8>,
+    /// What the beginning said, once all of it has been seen.
+    first: Option<Told>,
+    has_begun: bool,
 }
 
 impl UsageScan {
     /// The next bytes of the answer.
-    pub(crate) fn see(&mut self, bytes: &[u8]) {
-        let wanted = HEAD.saturating_sub(self.head.len()).min(bytes.len());
-        self.head.extend_from_slice(&bytes[..wanted]);
-        if bytes.len() >= TAIL {
-            self.tail.clear();
-            self.tail.extend_from_slice(&bytes[bytes.len() - TAIL..]);
-            return;
+    pub(crate) fn see(&mut self, mut bytes: &[u8]) {
+        if !self.has_begun {
+            let (head, rest) = bytes.split_at(bytes.len().min(HEAD - self.kept.len()));
+            self.keep(head);
+            bytes = rest;
+            if self.kept.len() < HEAD {
+                return;
+            }
+            self.first = first_in(&self.kept);
+            self.has_begun = true;
         }
-        self.tail.extend_from_slice(bytes);
-        // Cut in large steps, so that a byte is moved about once.
-        if self.tail.len() > 2 * TAIL {
-            self.tail.drain(..self.tail.len() - TAIL);
+        let bytes = &bytes[bytes.len().saturating_sub(TAIL)..];
+        if self.kept.len() + bytes.len() > TAIL + STEP {
+            let before = TAIL - bytes.len();
+            self.kept.drain(..self.kept.len().saturating_sub(before));
         }
+        self.keep(bytes);
     }
 
-    /// How much is kept right now, in bytes.
+    fn keep(&mut self, bytes: &[u8]) {
+        let needed = self.kept.len() + bytes.len();
+        if needed > self.kept.capacity() {
+            // Never twice of nearly all.
+            let capacity = (2 * needed).clamp(USUAL, TAIL + STEP);
+            self.kept.reserve_exact(capacity - self.kept.len());
+        }
+        self.kept.extend_from_slice(bytes);
+    }
+
+    /// How much memory it has right now, in bytes.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn kept(&self) -> usize {
-        self.head.len() + self.tail.len()
+        self.kept.capacity()
     }
 
     /// What the answer said, if it said it.
     #[must_use]
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let first = memchr::memmem::find_iter(&self.head, NAME);
-        let first = first.filter_map(|at| Told::at(&self.head, at)).next();
+        let first = if self.has_begun { self.first } else { first_in(&self.kept) };
         // More may be kept, by how the answer was cut: that must not change what is found.
-        let tail = &self.tail[self.tail.len().saturating_sub(TAIL)..];
+        let tail = &self.kept[self.kept.len().saturating_sub(TAIL)..];
         let last = memchr::memmem::rfind_iter(tail, NAME);
         let last = last.filter_map(|at| Told::at(tail, at)).next();
         let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
@@ -78,6 +99,10 @@ impl UsageScan {
             images: images.unwrap_or(0),
         })
     }
+}
+
+fn first_in(head: &[u8]) -> Option<Told> {
+    memchr::memmem::find_iter(head, NAME).find_map(|at| Told::at(head, at))
 }
 
 /// A `usage` object.
@@ -205,7 +230,7 @@ mod tests {
         let mut scan = UsageScan::default();
         for _ in 0..1000 {
             scan.see(&[b'x'; 10_000]);
-            assert!(scan.kept() <= HEAD + 3 * TAIL);
+            assert!(scan.kept() <= TAIL + STEP);
         }
         scan.see(br#"","usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
         assert_eq!(scan.usage(), Some(Usage { input: 3, output: 4, images: 0 }));

@@ -1,11 +1,13 @@
 //! Writing an answer past the library's own encoder, which holds a stream back in two buffers.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use http::StatusCode;
+use httpdate::HttpDate;
 use tiny_http::Request;
 
 use super::connections::Activity;
@@ -17,6 +19,10 @@ use crate::clock;
 use crate::lead;
 use crate::relay::{Client, Head};
 use crate::upstream::ClientWatch;
+
+/// The memory with which an answer begins, and the most that is kept for what comes next, in bytes.
+const USUAL_HEAD: usize = 1024;
+const LARGEST_KEPT: usize = 4 * 1024;
 
 /// What a chunked body never contains: the client sees at once that the answer is broken.
 const NO_CHUNK_SIZE: &[u8] = b"!\r\n";
@@ -133,8 +139,13 @@ impl Answer {
             lead::pass_on();
         }
         let writer = self.writer();
-        writer.write_all(&pending)?;
-        writer.flush()
+        let outcome = writer.write_all(&pending).and_then(|()| writer.flush());
+        // The next event goes where this one was.
+        if pending.capacity() <= LARGEST_KEPT {
+            self.pending = pending;
+            self.pending.clear();
+        }
+        outcome
     }
 
     fn framing_of(&self, head: &Head) -> Framing {
@@ -164,20 +175,19 @@ pub(super) fn whole(head: &Head, body: &[u8], is_head: bool) -> Vec<u8> {
 }
 
 fn push_head(out: &mut Vec<u8>, head: &Head, framing: Framing, closes: bool) {
+    out.reserve(USUAL_HEAD);
     let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let reason = status.canonical_reason().unwrap_or("");
-    out.extend_from_slice(format!("HTTP/1.1 {} {reason}\r\n", status.as_u16()).as_bytes());
+    push(out, format_args!("HTTP/1.1 {} {reason}\r\n", status.as_u16()));
     for (name, value) in &head.headers {
         push_header(out, name.as_str(), value.as_bytes());
     }
     if !head.headers.contains_key("date") {
-        let date = httpdate::fmt_http_date(SystemTime::from(clock::now()));
-        push_header(out, "date", date.as_bytes());
+        let date = HttpDate::from(SystemTime::from(clock::now()));
+        push(out, format_args!("date: {date}\r\n"));
     }
     match framing {
-        Framing::Length(length) => {
-            push_header(out, "content-length", length.to_string().as_bytes());
-        }
+        Framing::Length(length) => push(out, format_args!("content-length: {length}\r\n")),
         Framing::Chunked => push_header(out, "transfer-encoding", b"chunked"),
         Framing::None | Framing::UntilClose => {}
     }
@@ -185,6 +195,11 @@ fn push_head(out: &mut Vec<u8>, head: &Head, framing: Framing, closes: bool) {
         push_header(out, "connection", b"close");
     }
     out.extend_from_slice(b"\r\n");
+}
+
+fn push(out: &mut Vec<u8>, text: fmt::Arguments<'_>) {
+    // Memory takes everything.
+    let _ = out.write_fmt(text);
 }
 
 fn push_header(out: &mut Vec<u8>, name: &str, value: &[u8]) {
@@ -266,7 +281,7 @@ impl Client for Answer {
                 self.pending.extend_from_slice(bytes);
             }
             Framing::Chunked => {
-                self.pending.extend_from_slice(format!("{:x}\r\n", bytes.len()).as_bytes());
+                push(&mut self.pending, format_args!("{:x}\r\n", bytes.len()));
                 self.pending.extend_from_slice(bytes);
                 self.pending.extend_from_slice(b"\r\n");
             }
