@@ -13,7 +13,11 @@ use crate::upstream::Upstream;
 /// The build that cargo made for this benchmark.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_dashscope-proxy");
 
-/// On a new state folder, with its defaults but for the number of workers.
+/// The unit, which has one setting of the C library's allocator.
+const UNIT: &str = include_str!("../../systemd/dashscope-proxy.service");
+const TUNABLES: &str = "GLIBC_TUNABLES";
+
+/// As a service: on a new state folder, with its defaults but for the number of workers.
 pub(crate) fn start(
     binary: &Path,
     upstream: &Upstream,
@@ -22,6 +26,8 @@ pub(crate) fn start(
     let folder = Folder::new()?;
     let mut command = Command::new(binary);
     command.env_clear().envs(settings(upstream, &folder, conditions.workers)).env("PORT", "0");
+    let named = format!("Environment={TUNABLES}=");
+    command.envs(UNIT.lines().filter_map(|line| Some((TUNABLES, line.strip_prefix(&named)?))));
     Process::start(command, folder, conditions.places, listening_address)
 }
 
