@@ -52,7 +52,8 @@ impl Front {
         outcome
     }
 
-    /// Serves a request, on a worker.
+    /// Serves a request, on a worker. (Not inlined, or workers that wait would have its stack.)
+    #[inline(never)]
     pub(super) fn serve(self: &Arc<Self>, job: Job) {
         let Job { mut pending, endpoint, body, ticket: _ticket } = job;
         let body = match body {
