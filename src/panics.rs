@@ -59,7 +59,8 @@ pub(crate) fn library_panicked() -> bool {
     LIBRARY_PANICKED.swap(false, Ordering::Relaxed)
 }
 
-/// Whether the library's accept thread has panicked for sure since this was last asked.
+/// Whether the library's accept thread has panicked for sure since this was last asked; asking
+/// forgets it.
 pub(crate) fn accept_panicked() -> bool {
     ACCEPT_PANICKED.swap(false, Ordering::Relaxed)
 }

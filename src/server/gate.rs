@@ -151,6 +151,8 @@ impl Gate {
         let Some(listener) = self.listening.share().ok().or_else(|| state.spare.take()) else {
             return;
         };
+        // A panic of the one that goes says nothing of the next.
+        panics::accept_panicked();
         // Before the next one has any, and after the last one has got its last.
         let census = front.descriptors.census();
         let peers = census.connections.iter().map(|connection| connection.peer);
