@@ -24,6 +24,9 @@ use crate::upstream::ClientWatch;
 const USUAL_HEAD: usize = 1024;
 const LARGEST_KEPT: usize = 4 * 1024;
 
+/// What may be written first without a thought of waiting, in bytes.
+const LARGEST_BEGINNING: usize = 16 * 1024;
+
 /// What a chunked body never contains: the client sees at once that the answer is broken.
 const NO_CHUNK_SIZE: &[u8] = b"!\r\n";
 
@@ -134,8 +137,9 @@ impl Answer {
 
     fn write_pending(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
-        // The beginning of an answer fits in any socket's buffer.
-        if !matches!(self.output, Output::Unused(_)) {
+        // The beginning of an answer fits in a socket's buffer, in which there is nothing else
+        // but with a client that does not read its answers.
+        if pending.len() > LARGEST_BEGINNING || !matches!(self.output, Output::Unused(_)) {
             lead::pass_on();
         }
         let writer = self.writer();

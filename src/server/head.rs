@@ -47,7 +47,7 @@ pub(super) const LARGEST_UPLOAD: u64 = 512 << 20;
 pub(super) const LARGEST_COMMAND: u64 = 16 * 1024;
 
 /// The library copies bodies of up to this many bytes before it hands the request out, unless
-/// the client waits for `100 Continue`.
+/// the client waits for `100 Continue` or offers another protocol.
 const READ_AHEAD: u64 = 1024;
 
 impl Head {
@@ -80,7 +80,8 @@ impl Head {
         match self.length {
             BodyLength::None => true,
             BodyLength::Exact(length) => {
-                length <= READ_AHEAD && header(request, "expect").is_none()
+                let is_copied = length == 0 || !self.upgrades;
+                length <= READ_AHEAD && is_copied && header(request, "expect").is_none()
             }
             BodyLength::Chunked | BodyLength::Unclear => false,
         }

@@ -128,16 +128,18 @@ impl<J> Roster<J> {
     /// The intake's life, until `is_over`: it leads while no worker is free to.
     pub(super) fn stand_in(&self, is_over: impl Fn() -> bool, lead: impl Fn() -> Option<J>) {
         let mut state = self.state.lock();
+        let mut is_replaced = false;
         // Asked under the lock, or the last `muster` could be missed.
         while !is_over() {
-            if state.leader != Leader::Called || !state.sleeping.is_empty() {
+            let is_called = state.leader == Leader::Called && state.sleeping.is_empty();
+            if mem::take(&mut is_replaced) || !is_called {
                 self.intakes.wait(&mut state);
                 continue;
             }
             if let Some(job) = Self::lead(&mut state, Leader::Intake, &lead) {
                 state.push(job);
             }
-            self.replace_leader(&mut state);
+            is_replaced = self.replace_leader(&mut state);
         }
         self.replace_leader(&mut state);
     }
@@ -165,14 +167,16 @@ impl<J> Roster<J> {
         self.replace_leader(state);
     }
 
-    /// Calls a leader, if there is none.
-    fn replace_leader(&self, state: &mut State<J>) {
+    /// Calls a leader, if there is none; says whether that is a worker.
+    fn replace_leader(&self, state: &mut State<J>) -> bool {
         if state.leader != Leader::Called {
-            return;
+            return false;
         }
-        if !state.wake_one() {
+        let is_worker = state.wake_one();
+        if !is_worker {
             self.intakes.notify_all();
         }
+        is_worker
     }
 }
 
@@ -227,16 +231,20 @@ mod tests {
     }
 
     impl Crew {
+        /// The intake leads first, as in a new server.
         fn of(workers: usize) -> Self {
             let roster = Arc::new(Roster::new(workers));
             let (gate, requests): Gate = unbounded();
             let (take, taken) = unbounded();
-            let mut orders = Vec::new();
+            let mut crew = Self { roster, gate, taken, orders: Vec::new() };
+            let (intake, arrivals) = (Arc::clone(&crew.roster), requests.clone());
+            thread::spawn(move || intake.stand_in(|| false, || arrivals.recv().ok()?));
+            crew.wait_for(|state| state.leader == Leader::Intake);
             for number in 0..workers {
-                let (roster, requests, take) =
-                    (Arc::clone(&roster), requests.clone(), take.clone());
+                let (roster, requests) = (Arc::clone(&crew.roster), requests.clone());
+                let take = take.clone();
                 let (order, given) = unbounded();
-                orders.push(order);
+                crew.orders.push(order);
                 thread::spawn(move || {
                     let (bell, followed) = (Bell::default(), Arc::clone(&roster));
                     lead::ends_with(move |term| followed.relieve(term));
@@ -248,36 +256,29 @@ mod tests {
                     }
                 });
             }
-            let intake = Arc::clone(&roster);
-            thread::spawn(move || intake.stand_in(|| false, || requests.recv().ok()?));
-            Self { roster, gate, taken, orders }
+            crew
         }
 
         /// One of which a worker leads and the others sleep.
         fn at_rest(workers: usize) -> Self {
             let crew = Self::of(workers);
-            // At the beginning the intake may be first, and it leads until there is a job.
-            while crew.rest() == Leader::Intake {
-                crew.ask(0);
-                let (worker, _) = crew.take();
-                crew.order(worker, Order::Next);
-            }
+            crew.wait_for(|state| state.sleeping.len() == workers);
+            // Nobody asks: the intake's wait is over, and it calls a worker.
+            crew.gate.send(None).unwrap();
+            crew.rest();
             crew
         }
 
-        /// Waits until nobody has anything to do, and gives who leads.
-        fn rest(&self) -> Leader {
+        /// Waits until a worker leads and the others sleep.
+        fn rest(&self) {
+            let others = self.orders.len() - 1;
+            self.wait_for(|state| state.leader == Leader::Worker && state.sleeping.len() == others);
+        }
+
+        fn wait_for(&self, is_so: impl Fn(&State<u32>) -> bool) {
             let deadline = clock::instant() + LIMIT;
-            loop {
-                let (leader, asleep) = {
-                    let state = self.roster.state.lock();
-                    (state.leader, state.sleeping.len())
-                };
-                match leader {
-                    Leader::Worker if asleep + 1 == self.orders.len() => return leader,
-                    Leader::Intake if asleep == self.orders.len() => return leader,
-                    _ => assert!(clock::instant() < deadline, "{:?}", self.roster),
-                }
+            while !is_so(&self.roster.state.lock()) {
+                assert!(clock::instant() < deadline, "{:?}", self.roster);
                 thread::yield_now();
             }
         }
@@ -316,6 +317,26 @@ mod tests {
         let jobs: BTreeSet<_> = taken.iter().map(|(_, job)| *job).collect();
         let workers: BTreeSet<_> = taken.iter().map(|(worker, _)| *worker).collect();
         assert_eq!((jobs.len(), workers.len()), (4, 4));
+    }
+
+    #[test]
+    fn the_intake_leads_until_its_wait_is_over_and_a_worker_is_free() {
+        for workers in [1, 2, 5] {
+            let crew = Crew::at_rest(workers);
+            let busy: Vec<_> = (0..workers)
+                .map(|job| {
+                    crew.ask(job as u32);
+                    let (worker, _) = crew.take();
+                    crew.order(worker, Order::Wait);
+                    worker
+                })
+                .collect();
+            crew.wait_for(|state| state.leader == Leader::Intake);
+            busy.into_iter().for_each(|worker| crew.order(worker, Order::Next));
+            crew.wait_for(|state| state.sleeping.len() == workers);
+            crew.gate.send(None).unwrap();
+            crew.rest();
+        }
     }
 
     #[test]
@@ -360,7 +381,6 @@ mod tests {
         // It comes back, and is not taken for the leader that it was.
         crew.order(first, Order::Next);
         crew.order(1 - first, Order::Next);
-        crew.rest();
         crew.ask(3);
         assert_eq!(crew.take().1, 3);
     }

@@ -52,7 +52,6 @@ impl<In: Transport> Connector<In> for TcpConnector {
 
 /// Tries one address after the other. Each gets half of the time that is left, the last one all.
 fn open(addresses: &[SocketAddr], timeout: NextTimeout) -> Result<TcpStream, Error> {
-    lead::pass_on();
     let started = clock::instant();
     let mut failure = Error::Io(io::ErrorKind::AddrNotAvailable.into());
     for (index, address) in addresses.iter().enumerate() {
@@ -124,14 +123,17 @@ impl Tcp {
         written.map_err(|error| failure(error, timeout))
     }
 
-    /// What has come already, for a thread that others wait for when it waits.
-    fn read_at_once(&mut self) -> Option<usize> {
+    /// What has come already, for a thread that leads.
+    fn read_at_once(&mut self) -> Option<io::Result<usize>> {
         if !lead::is_held() {
             return None;
         }
         let buffer = self.buffers.input_append_buf();
-        // An error is for the read that waits.
-        recv(self.stream.0.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT).ok()
+        match recv(self.stream.0.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+            Err(Errno::EAGAIN | Errno::EINTR) => None,
+            // An error is told once: the next read would find a clean end.
+            outcome => Some(outcome.map_err(io::Error::from)),
+        }
     }
 
     /// Notes what was read; whether it was anything.
@@ -160,7 +162,8 @@ impl Transport for Tcp {
         // Not before its body, as ureq does it.
         debug_assert!(self.held.is_empty());
         self.buffers.free_output();
-        if let Some(count) = self.read_at_once() {
+        if let Some(outcome) = self.read_at_once() {
+            let count = outcome.map_err(|error| failure(error, timeout))?;
             return Ok(self.took(count));
         }
         lead::pass_on();
@@ -338,15 +341,32 @@ mod tests {
     }
 
     #[test]
+    fn a_reset_is_no_end_for_who_leads_either() {
+        for term in [0, 1] {
+            let (mut tcp, mut other) = pair();
+            other.write_all(b"half an answer").unwrap();
+            assert!(tcp.await_input(timeout(Timeout::RecvBody)).unwrap());
+            let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+            nix::sys::socket::setsockopt(&other, nix::sys::socket::sockopt::Linger, &at_once)
+                .unwrap();
+            drop(other);
+            lead::begin(term);
+            let outcome = tcp.await_input(timeout(Timeout::RecvBody));
+            assert!(
+                matches!(&outcome, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset),
+                "{term}: {outcome:?}"
+            );
+        }
+    }
+
+    #[test]
     fn an_address_that_refuses_is_followed_by_the_next() {
         let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stream = open(&[refusing, address], timeout(Timeout::Connect)).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
-        lead::begin(1);
         let refused = open(&[refusing], timeout(Timeout::Connect));
-        assert!(!lead::is_held());
         assert!(
             matches!(refused, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
         );

@@ -151,3 +151,32 @@ fn a_body_of_exactly_the_largest_size_is_served() {
     assert_eq!(request(proxy.address(), "POST", CHAT, &chunked, framed).status, 200);
     assert_eq!(standin.calls()[1].body.len(), standin.calls()[0].body.len());
 }
+
+#[test]
+fn a_body_announced_beside_an_offer_of_another_protocol_is_waited_for_like_any_other() {
+    let standin = StandIn::start().unwrap();
+    let proxy = quiet(&standin).env("WORKERS", "1").start();
+    let (name, value) = AUTH;
+    let begin = |line: &str, length: usize| {
+        let mut client = proxy.connect();
+        let head = format!(
+            "{line} HTTP/1.1\r\nhost: a\r\n{name}: {value}\r\nconnection: upgrade\r\n\
+             upgrade: h2c\r\ncontent-length: {length}\r\n\r\n"
+        );
+        client.send_raw(head.as_bytes()).unwrap();
+        client
+    };
+    // The library reads nothing ahead of such a request, however short it is.
+    let mut pages: Vec<Client> = (0..20).map(|_| begin("GET /health", 10)).collect();
+    let mut chats: Vec<Client> =
+        (0..3).map(|_| begin(&format!("POST {CHAT}"), BODY.len())).collect();
+    for client in &mut pages {
+        assert_eq!(client.read_answer().map(|answer| answer.status), Ok(200));
+    }
+    // Nobody waits for their bodies who has anything else to do.
+    assert_serves(&proxy);
+    for client in &mut chats {
+        client.send_raw(BODY).unwrap();
+        assert_eq!(client.read_answer().map(|answer| answer.status), Ok(200));
+    }
+}
