@@ -6,7 +6,7 @@
 use dashscope_proxy::fuzzing::usage;
 use libfuzzer_sys::fuzz_target;
 
-/// What the scan promises to keep at most: its head and three of its tails.
+/// What the scan promises to keep at most.
 const MOST: usize = 20 * 1024;
 
 const LONGEST: usize = 192 * 1024;
