@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::{self, Timestamp};
 use crate::error::StartupError;
@@ -136,14 +136,15 @@ impl Store {
     /// Waits until `revision` is on disk, or could not be written, or two seconds are over: on a
     /// hung disk the first who waits learns it for all. Says whether it is on disk.
     pub(crate) fn wait(&self, revision: u64) -> bool {
-        if !self.has_tried(revision) {
-            lead::pass_on();
-        }
         let deadline = clock::instant() + LONGEST_WAIT;
         let mut hangs = false;
         let is_written = {
             let mut progress = self.progress.lock();
             while progress.tried < revision && !progress.hanging {
+                if lead::is_held() {
+                    MutexGuard::unlocked(&mut progress, lead::pass_on);
+                    continue;
+                }
                 if self.written.wait_until(&mut progress, deadline).timed_out() {
                     hangs = progress.tried < revision && !progress.hanging;
                     progress.hanging |= hangs;
