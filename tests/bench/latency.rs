@@ -1,9 +1,9 @@
 //! Latency and throughput: every connection always has one request in flight.
 //!
 //! With one connection the latency is the time of a request on a machine that has nothing else
-//! to do, measured at fixed places (`cores`). With more it is what a request takes while the machine is as busy as it can be, shared
-//! as it is by client, candidate and upstream: most of it is waiting for the others, and its mean
-//! is the number of connections divided by the throughput.
+//! to do, measured at fixed places (`cores`). With more it is what a request takes while the
+//! machine is as busy as it can be, shared as it is by client, candidate and upstream: most of it
+//! is waiting for the others, and its mean is the number of connections divided by the throughput.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::client::Caller;
 use crate::cores::Places;
 use crate::crowd::{Further, watch};
 use crate::report::{Report, Unit, plural};
-use crate::rounds::{Turns, interleaved};
+use crate::rounds::interleaved;
 use crate::stats::{micros, p50_p99};
 use crate::target::{Kind, Target};
 use crate::{Failure, Run};
@@ -23,20 +23,20 @@ pub(crate) const COUNTS: [usize; 4] = [1, 16, 64, 256];
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let (one, many): (Vec<_>, Vec<_>) = run.options.counts(&COUNTS).partition(|count| *count == 1);
-    if !one.is_empty() {
-        measure_one(run, report)?;
+    // One request at a time: at fixed places where that can be.
+    let fixed = Places::fixed();
+    let places = if fixed.is_empty() { vec![Places::Any] } else { fixed };
+    for places in places.into_iter().filter(|_| !one.is_empty()) {
+        with_all(&run.entrants, Conditions { places, ..Conditions::default() }, |candidates| {
+            compare(run, report, candidates, 1, places.suffix())
+        })?;
+    }
+    if many.is_empty() {
+        return Ok(());
     }
     with_all(&run.entrants, Conditions::default(), |candidates| {
         for count in many {
-            let shown = plural(count, "connection");
-            let found = found(run, candidates, count, &shown)?;
-            let figures = [
-                (format!("latency p50, {shown}"), Unit::Microseconds),
-                (format!("latency p99, {shown}"), Unit::Microseconds),
-                (format!("CPU per request, {shown}"), Unit::Microseconds),
-                (format!("throughput, {shown}"), Unit::PerSecond),
-            ];
-            report.add(&figures, candidates, found);
+            compare(run, report, candidates, count, "")?;
         }
         let standing = candidates.iter().map(|candidate| {
             let (resident, peak) = candidate.memory();
@@ -52,41 +52,32 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     })
 }
 
-/// One request at a time, at fixed places where that can be.
-fn measure_one(run: &Run, report: &mut Report) -> Result<(), Failure> {
-    let fixed = Places::fixed();
-    let all = if fixed.is_empty() { vec![Places::Any] } else { fixed };
-    for places in all {
-        let shown = format!("1 connection{}", places.suffix());
-        with_all(&run.entrants, Conditions { places, ..Conditions::default() }, |candidates| {
-            let found = found(run, candidates, 1, &shown)?;
-            // (Its throughput says no more than its latency.)
-            let figures = [
-                (format!("latency p50, {shown}"), Unit::Microseconds),
-                (format!("latency p99, {shown}"), Unit::Microseconds),
-                (format!("CPU per request, {shown}"), Unit::Microseconds),
-            ];
-            report.add(&figures, candidates, found);
-            Ok(())
-        })?;
-    }
-    Ok(())
-}
-
-fn found(
+/// All of them with so many connections.
+fn compare(
     run: &Run,
+    report: &mut Report,
     candidates: &[Candidate],
     count: usize,
-    shown: &str,
-) -> Result<Vec<Turns>, Failure> {
+    suffix: &str,
+) -> Result<(), Failure> {
+    let shown = format!("{}{suffix}", plural(count, "connection"));
     eprintln!("measuring: {shown} …");
     let mut all = Vec::new();
     for candidate in candidates {
         all.push((candidate, open(&candidate.target, count)?));
     }
-    interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
+    let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
         turn(candidate, callers, run.plan.latency_time)
-    })
+    })?;
+    let figures = [
+        (format!("latency p50, {shown}"), Unit::Microseconds),
+        (format!("latency p99, {shown}"), Unit::Microseconds),
+        (format!("CPU per request, {shown}"), Unit::Microseconds),
+        (format!("throughput, {shown}"), Unit::PerSecond),
+    ];
+    // The throughput of one is its latency once more.
+    report.add(&figures[..3 + usize::from(count > 1)], candidates, found);
+    Ok(())
 }
 
 /// Opens the connections one after another, each with a finished request on it before the next:
