@@ -37,7 +37,7 @@
 //! | lingerer | `server::refusals` | nothing for long: what refused clients still send, in turn |
 //! | undertaker | drops requests of connections that are shut | nothing for long |
 //! | reaper | `server::reaper` | nothing; a self-connection when the library seems dead |
-//! | poker | `server::intake` | a connection to ourselves |
+//! | poker | `server::poker` | a connection to ourselves |
 //! | state-writer | `store::Store::run` | the disk |
 //! | resolver | `upstream::resolver` | DNS, for a name that is already known |
 //! | unnamed | tiny_http: one accepts, one per connection reads | clients |

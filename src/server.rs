@@ -17,7 +17,8 @@
 //! - `roster`: which of them takes the next request
 //! - `answer`: writing an answer past the library's own encoder
 //! - `refusals`: answering a request whose body nobody wants
-//! - `reaper`: ends connections past their limits, wakes those left lying
+//! - `reaper`: ends connections past their limits, finds those left lying
+//! - `poker`: wakes those
 //! - `crew`: small pools of threads that come and go
 //! - `fd`: acting on a connection that the library does not show
 
@@ -31,6 +32,7 @@ mod gate;
 mod head;
 mod intake;
 mod listener;
+mod poker;
 mod reaper;
 mod refusals;
 mod roster;
@@ -107,7 +109,7 @@ impl Server {
     pub(crate) fn stop_listening(&self) {
         self.front.start_draining();
         self.front.gate.close();
-        self.front.poke(1);
+        self.front.poker.poke(1);
     }
 
     /// How many connections have a request in work.

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use log::debug;
 use tiny_http::Request;
 
@@ -18,6 +17,7 @@ use super::crew::Crew;
 use super::fd::Descriptors;
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
+use super::poker::Poker;
 use super::refusals::{self, Lingerer};
 use super::roster::Roster;
 use super::workers::{Admission, Job};
@@ -36,12 +36,6 @@ const RESPONDERS: usize = 16;
 /// Threads that wait for bodies.
 const RECEIVERS: usize = 256;
 
-/// Pokes that may be outstanding: more would tell the library nothing new.
-const POKES: usize = 256;
-
-/// How long a poke waits to be accepted.
-const POKE_LIMIT: Duration = Duration::from_secs(1);
-
 /// Everything that the front's threads share.
 pub(super) struct Front {
     pub(super) config: Arc<Config>,
@@ -58,7 +52,7 @@ pub(super) struct Front {
     pub(super) roster: Roster<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
-    pokes: Sender<()>,
+    pub(super) poker: Poker,
     draining: Once,
     pub(super) next_id: AtomicU64,
 }
@@ -121,9 +115,7 @@ impl Front {
         gate: Gate,
         alarm: &Alarm,
     ) -> io::Result<Self> {
-        let (pokes, wanted) = crossbeam_channel::bounded(POKES);
-        let reachable = gate.reachable();
-        alarm.essential("poker", move || wanted.iter().for_each(|()| poke(reachable)))?;
+        let poker = Poker::start(alarm, gate.reachable())?;
         let front = Self {
             roster: Roster::new(config.workers),
             admission: Admission::new(config.workers + config.queue_size),
@@ -138,7 +130,7 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
-            pokes,
+            poker,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
         };
@@ -181,18 +173,6 @@ impl Front {
         self.draining.is_set()
     }
 
-    /// Wakes connections that the library has left lying.
-    ///
-    /// Its pool queues a new connection whenever a thread *looks* idle; of a burst, more are
-    /// queued than threads wake, and the surplus is not read until some other connection closes.
-    /// So each connection's first request is followed by a connection of our own that closes at
-    /// once, and frees a thread for one that waits.
-    pub(super) fn poke(&self, count: usize) {
-        for _ in 0..count {
-            let _ = self.pokes.try_send(());
-        }
-    }
-
     /// A request from the library. Waits for nothing; what is given is for a worker.
     pub(super) fn take(self: &Arc<Self>, request: Request) -> Option<Job> {
         let Some(peer) = request.remote_addr().copied() else {
@@ -211,7 +191,7 @@ impl Front {
         match arrival {
             Arrival::Now { request, first } => {
                 if first {
-                    self.poke(1);
+                    self.poker.poke(1);
                 }
                 return self.dispatch(peer, request);
             }
@@ -331,14 +311,6 @@ impl Front {
 impl Pending {
     pub(super) fn body_is_here(&self) -> bool {
         self.is_read || self.head.body_is_here(&self.request)
-    }
-}
-
-fn poke(address: SocketAddr) {
-    if let Ok(socket) = TcpStream::connect_timeout(&address, POKE_LIMIT) {
-        // A reset instead of a farewell: no socket of ours stays behind in TIME_WAIT.
-        let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-        let _ = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Linger, &at_once);
     }
 }
 

@@ -170,7 +170,7 @@ impl Reaper {
         let silent = sights.iter().filter(|sight| sight.activity == Activity::Mute).count();
         let more = 1 << self.stuck.min(MOST_POKES.ilog2());
         self.stuck += 1;
-        self.front.poke(silent.max(more).min(MOST_POKES));
+        self.front.poker.poke(silent.max(more).min(MOST_POKES));
     }
 
     fn spare_descriptors(&self, census: &Census, sights: &[Sight]) {
