@@ -59,6 +59,8 @@ pub(crate) struct ClientRequest {
     pub endpoint: Endpoint,
     /// When its head had been read.
     pub arrived: Instant,
+    /// Whether it had to wait for a worker or for its turn, so that its client may have given up.
+    pub waited: bool,
 }
 
 /// Everything that serving takes.

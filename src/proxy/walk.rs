@@ -78,7 +78,8 @@ impl Proxy {
             Ok(pick) => pick,
             Err(error) => return ControlFlow::Break(Outcome::NothingLeft(error)),
         };
-        if task.story.attempts > 0 && has_left() {
+        let may_have_left = task.request.waited || task.story.attempts > 0;
+        if may_have_left && has_left() {
             return ControlFlow::Break(Outcome::Failed(CallError::client_left()));
         }
         self.log_rotation(task, &pick.slot);

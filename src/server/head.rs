@@ -61,7 +61,8 @@ impl Head {
         let version = (request.http_version().0, request.http_version().1);
         let connection = header(request, "connection").unwrap_or_default().to_ascii_lowercase();
         let upgrades = connection.contains("upgrade");
-        let closes = connection.contains("close") || upgrades;
+        let keeps = version != (1, 0) || connection.contains("keep-alive");
+        let closes = connection.contains("close") || upgrades || !keeps;
         Self {
             method: request.method().as_str().to_owned(),
             path: path.to_owned(),

@@ -4,12 +4,12 @@ use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use log::error;
 
 use super::bodies::Received;
 use super::intake::{Front, Pending};
-use crate::lead;
 use crate::panics::Alarm;
 use crate::policy::route::Endpoint;
 
@@ -20,6 +20,8 @@ pub(super) struct Job {
     pub(super) endpoint: Endpoint,
     /// The body, if it had to be waited for; else it is in the request.
     pub(super) body: Option<Received>,
+    /// When it was put on the queue.
+    pub(super) queued: Instant,
     pub(super) ticket: Ticket,
 }
 
@@ -75,11 +77,9 @@ pub(super) fn spawn(front: &Arc<Front>, alarm: &Alarm) -> io::Result<()> {
 }
 
 fn work(front: &Arc<Front>) {
-    let bell = Arc::default();
-    let followed = Arc::clone(front);
-    lead::ends_with(move |term| followed.roster.relieve(term));
+    let sleeper = Arc::default();
     loop {
-        let job = front.roster.next(&bell, || front.gate.wait(front));
+        let job = front.queue.next(&sleeper);
         // A panic costs this request only: the library answers 500 when the request is dropped
         // unanswered, and a half-written answer is cut.
         if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job))).is_err() {
