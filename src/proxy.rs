@@ -206,8 +206,10 @@ impl Proxy {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;
             let (held, body) = (Held::default(), &mut answer.body);
-            task.story.relayed = Some(relay::relay(&head, held, body, client, |_| {}));
-            return Ok(());
+            if let Ok(relayed) = relay::relay(&head, held, body, client, |_| {}) {
+                task.story.relayed = Some(relayed);
+                return Ok(());
+            }
         }
         let tokens = estimate::input_tokens(&task.request.body);
         let (head, body) = self.json_answer(200, &json!({"input_tokens": tokens}));

@@ -22,9 +22,6 @@ const MAX_HELD: usize = 64 * 1024;
 /// How long it is held once its first byte has come.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
 
-/// How long the head waits for the first bytes of the body, to leave in one packet with them.
-const HEAD_WAITS: Duration = Duration::from_millis(20);
-
 /// The head of an answer to the client.
 #[derive(Debug)]
 pub(crate) struct Head {
@@ -47,7 +44,7 @@ pub(crate) trait Client {
     /// When the client breaks off, or sends more than an upload may have.
     fn read_upload(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Begins the answer. The head leaves with the first bytes, or with [`Client::flush`].
+    /// Begins the answer. The head leaves with the first bytes of the body, or with its end.
     fn start(&mut self, head: &Head);
 
     /// Sends a part of the body at once.
@@ -55,12 +52,6 @@ pub(crate) trait Client {
     /// # Errors
     /// When the client does not take it.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
-
-    /// Sends what is still held back.
-    ///
-    /// # Errors
-    /// When the client does not take it.
-    fn flush(&mut self) -> io::Result<()>;
 
     /// Ends the answer cleanly.
     ///
@@ -199,6 +190,22 @@ impl Held {
         matches!(&self.rest, Rest::Broken(error) if error.kind == FailureKind::ClientLeft)
     }
 
+    /// Takes the first bytes of a body of which nothing has been read.
+    fn take_first(&mut self, body: &mut AnswerBody) -> Result<(), CallError> {
+        if let Rest::ToCome = self.rest {
+            let mut buffer = vec![0; BUFFER];
+            let read = body.read(&mut buffer);
+            self.take(read, &buffer);
+        }
+        match std::mem::take(&mut self.rest) {
+            Rest::Broken(error) if self.bytes.is_empty() => Err(error),
+            rest => {
+                self.rest = rest;
+                Ok(())
+            }
+        }
+    }
+
     fn take(&mut self, read: Result<usize, CallError>, buffer: &[u8]) {
         match read {
             Ok(0) => self.rest = Rest::Ended,
@@ -209,14 +216,21 @@ impl Held {
 }
 
 /// Sends the head, what was held, and the rest of the body as it comes. `see` is shown every part
-/// after it has been sent.
+/// after it has been sent. The head waits for the first bytes of the body: an answer that breaks off
+/// before them can still be told from one that was cut.
+///
+/// # Errors
+/// When the body breaks off before its first byte: the client has been sent nothing.
 pub(crate) fn relay(
     head: &Head,
-    held: Held,
+    mut held: Held,
     body: &mut AnswerBody,
     client: &mut dyn Client,
     mut see: impl FnMut(&[u8]),
-) -> Relayed {
+) -> Result<Relayed, CallError> {
+    if held.bytes.is_empty() {
+        held.take_first(body)?;
+    }
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
     relayed.end = match copy(held, body, client, &mut relayed, &mut see) {
@@ -229,7 +243,7 @@ pub(crate) fn relay(
     if relayed.end != End::Clean {
         client.cut();
     }
-    relayed
+    Ok(relayed)
 }
 
 fn copy(
@@ -254,13 +268,6 @@ fn copy(
         Rest::ToCome => {}
     }
     let mut buffer = vec![0; BUFFER];
-    if relayed.bytes == 0 {
-        match body.read_until(&mut buffer, clock::instant() + HEAD_WAITS).map_err(End::of)? {
-            Some(0) => return Ok(()),
-            Some(count) => send(client, &buffer[..count], relayed)?,
-            None => client.flush().map_err(|_| End::ClientLeft)?,
-        }
-    }
     loop {
         let count = body.read(&mut buffer).map_err(End::of)?;
         if count == 0 {

@@ -17,6 +17,7 @@
 //! - `answer`: writing an answer past the library's own encoder
 //! - `refusals`: answering a request whose body nobody wants
 //! - `reaper`: ends connections past their limits, finds those left lying
+//! - `lost`: threads of the library that wait for good
 //! - `poker`: wakes those
 //! - `crew`: small pools of threads that come and go
 //! - `fd`: acting on a connection that the library does not show
@@ -31,6 +32,7 @@ mod gate;
 mod head;
 mod intake;
 mod listener;
+mod lost;
 mod poker;
 mod queue;
 mod reaper;
@@ -104,11 +106,21 @@ impl Server {
     }
 
     /// Closes the listener. Connections that stand go on being served, and every answer tells
-    /// its client that it is the last one.
-    pub(crate) fn stop_listening(&self) {
+    /// its client that it is the last one. With `keeps` new clients are not refused but wait for
+    /// the program that this process executes next.
+    pub(crate) fn stop_listening(&self, keeps: bool) {
         self.front.start_draining();
-        self.front.gate.close();
+        self.front.gate.close(keeps);
         self.front.poker.poke(1);
+    }
+
+    /// Hands the listener over to the program that this process executes next. The last thing that
+    /// it does before.
+    ///
+    /// # Errors
+    /// When the listener was not kept, or the system refuses.
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        self.front.gate.hand_over()
     }
 
     /// How many connections have a request in work.

@@ -1,6 +1,6 @@
 //! The heads of answers, and the keys that must not be in them.
 
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
@@ -117,7 +117,11 @@ pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
+/// `Transfer-Encoding` wins over a length beside it (RFC 9112, section 6.3).
 fn length_of(headers: &HeaderMap) -> Option<u64> {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        return None;
+    }
     number(headers, CONTENT_LENGTH.as_str())
 }
 

@@ -157,10 +157,15 @@ impl Proxy {
         story.status = head.status;
         let mut scan = UsageScan::default();
         let see = |bytes: &[u8]| scan.see(bytes);
-        story.relayed = Some(relay::relay(&head, held, &mut answer.body, client, see));
         story.verdict = Some(judgement.verdict);
-        story.usage = scan.usage();
-        Ok(())
+        match relay::relay(&head, held, &mut answer.body, client, see) {
+            Ok(relayed) => {
+                story.relayed = Some(relayed);
+                story.usage = scan.usage();
+                Ok(())
+            }
+            Err(error) => self.give_up(error, client, story),
+        }
     }
 }
 

@@ -293,10 +293,6 @@ impl Client for Answer {
         self.write_pending()
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.write_pending()
-    }
-
     fn finish(&mut self) -> io::Result<()> {
         match self.framing {
             Framing::Length(1..) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 use log::{debug, info};
@@ -21,9 +20,6 @@ use crate::log_text::{Quoted, millis};
 use crate::policy::route::{self, Endpoint, Local, Steer};
 use crate::proxy::ClientRequest;
 use crate::relay;
-
-/// Whoever waited longer than this for a worker may have given up meanwhile.
-const SHORT_WAIT: Duration = Duration::from_millis(10);
 
 impl Front {
     /// Waits for a body, on a receiver.
@@ -57,11 +53,11 @@ impl Front {
         outcome
     }
 
-    /// Serves a request, on a worker. (Not inlined, or workers that wait would have its stack.)
+    /// Serves a request, on a worker. `queued`: it had to wait for one. (Not inlined, or workers that wait would have its stack.)
     #[inline(never)]
-    pub(super) fn serve(self: &Arc<Self>, job: Job) {
-        let Job { mut pending, endpoint, body, queued, ticket: _ticket } = job;
-        let waited = pending.waited || queued.elapsed() > SHORT_WAIT;
+    pub(super) fn serve(self: &Arc<Self>, job: Job, queued: bool) {
+        let Job { mut pending, endpoint, body, ticket: _ticket } = job;
+        let waited = pending.waited || queued;
         let body = match body {
             Some(body) => body,
             None if endpoint.is_upload() => Received::default(),
@@ -194,8 +190,11 @@ impl Front {
             undertakers.give(move || {
                 if refusals::dispose(request) == Disposal::Forgotten {
                     debug!("forgotten client={}", asked.peer.ip());
+                    front.lost.add();
                     let descriptors = Arc::clone(&front.descriptors);
-                    front.lingerer.bury(move || descriptors.close(&numbers));
+                    front.lingerer.bury(move || {
+                        descriptors.close(&numbers);
+                    });
                 }
                 drop(turn);
             });

@@ -24,7 +24,8 @@ use parking_lot::Mutex;
 /// Where the kernel lists the descriptors of this process.
 const DIRECTORY: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
 
-/// The first number that is not standard input, output or error.
+/// The first number that is not standard input, output or error, and the one under which systemd
+/// hands over a socket (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
 
 /// Without a directory the numbers themselves are tried; after this many in a row that are not
@@ -175,14 +176,16 @@ impl Descriptors {
         Some(link.to_str()?.to_owned())
     }
 
-    /// Closes these numbers, if they still stand for what they stood for. Only for descriptors
-    /// whose owner will never run again.
-    pub(super) fn close(&self, numbers: &[(RawFd, Option<String>)]) {
+    /// Closes these numbers, if they still stand for what they stood for; whether any did. Only for
+    /// descriptors whose owner will never run again.
+    pub(super) fn close(&self, numbers: &[(RawFd, Option<String>)]) -> bool {
+        let mut any = false;
         for (fd, identity) in numbers {
             if identity.is_some() && self.identity(*fd) == *identity {
-                let _ = nix::unistd::close(*fd);
+                any |= nix::unistd::close(*fd).is_ok();
             }
         }
+        any
     }
 
     /// Calls `f` with every open descriptor.
@@ -337,6 +340,21 @@ pub(super) fn adopt(fd: RawFd) -> io::Result<TcpListener> {
     // SAFETY: it is open, systemd says that it is ours, and this is called once, before any
     // thread could have opened another descriptor under its number.
     Ok(unsafe { TcpListener::from_raw_fd(fd) })
+}
+
+/// Puts a listening socket where [`adopt`] finds it in the program that this process executes next.
+/// Whatever has that number is closed, so nothing else may be done after this.
+#[expect(unsafe_code, reason = "nix replaces only descriptors that it owns")]
+pub(super) fn hand_over(listener: &TcpListener) -> io::Result<()> {
+    // SAFETY: both calls take numbers; the first keeps no flag of the old number, unless the two are
+    // the same, hence the second.
+    let outcome = unsafe {
+        match libc::dup2(listener.as_raw_fd(), FIRST) {
+            -1 => -1,
+            fd => libc::fcntl(fd, libc::F_SETFD, 0),
+        }
+    };
+    if outcome == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Raises the limit on descriptors to what the system allows, and tells it.

@@ -86,10 +86,15 @@ impl Gate {
         Ok(())
     }
 
-    /// Closes every handle of the listener.
-    pub(super) fn close(&self) {
+    /// Closes every handle of the listener; with `keeps` but one.
+    pub(super) fn close(&self, keeps: bool) {
         self.state.lock().spare = None;
-        self.listening.close();
+        self.listening.close(keeps);
+    }
+
+    /// Hands the closed listener over to the program that this process executes next.
+    pub(super) fn hand_over(&self) -> io::Result<()> {
+        self.listening.hand_over()
     }
 
     /// Makes the next look ask whether connections are still accepted.

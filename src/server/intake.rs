@@ -17,6 +17,7 @@ use super::crew::Crew;
 use super::fd::{Descriptors, Kept};
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
+use super::lost::LostThreads;
 use super::poker::Poker;
 use super::queue::Queue;
 use super::refusals::{self, Lingerer};
@@ -50,6 +51,7 @@ pub(super) struct Front {
     /// Drops what may not be dropped anywhere else, in order.
     pub(super) undertakers: Arc<Crew>,
     pub(super) lingerer: Lingerer,
+    pub(super) lost: LostThreads,
     pub(super) queue: Queue<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
@@ -150,6 +152,7 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
+            lost: LostThreads::new(alarm),
             poker,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
@@ -290,6 +293,7 @@ impl Front {
     fn judge(&self, pending: &Pending) -> Result<Errand, ProxyError> {
         let Pending { request, head, .. } = pending;
         head.check_framing()?;
+        head.check_host(request)?;
         let authorized = || match head::is_authorized(request, &self.config.proxy_key) {
             true => Ok(()),
             false => Err(ProxyError::Unauthorized),
@@ -341,8 +345,7 @@ impl Front {
             None => self.give_refusal(pending, ProxyError::Overloaded),
             Some(ticket) => {
                 pending.turn.turn_to(Activity::Served);
-                let queued = clock::instant();
-                self.queue.push(Job { pending, endpoint, body, queued, ticket });
+                self.queue.push(Job { pending, endpoint, body, ticket });
             }
         }
     }

@@ -19,7 +19,8 @@ pub(super) struct Queue<J> {
 
 #[derive(Debug)]
 struct State<J> {
-    jobs: VecDeque<J>,
+    /// Each with whether it found no worker waiting.
+    jobs: VecDeque<(J, bool)>,
     sleeping: Vec<Sleeper>,
 }
 
@@ -32,16 +33,17 @@ impl<J> Queue<J> {
     /// Puts a job at the end. Never waits; how many there may be is `Admission`'s to decide.
     pub(super) fn push(&self, job: J) {
         let mut state = self.state.lock();
-        state.jobs.push_back(job);
         let last = state.sleeping.pop();
+        state.jobs.push_back((job, last.is_none()));
         drop(state);
         if let Some(sleeper) = last {
             sleeper.notify_one();
         }
     }
 
-    /// A worker's next job. Waits until there is one.
-    pub(super) fn next(&self, own: &Sleeper) -> J {
+    /// A worker's next job, and whether that had to wait because every worker was busy. Waits until
+    /// there is one.
+    pub(super) fn next(&self, own: &Sleeper) -> (J, bool) {
         let mut state = self.state.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {
@@ -76,8 +78,8 @@ mod tests {
     fn jobs_are_taken_in_the_order_in_which_they_came() {
         let (queue, own) = (Queue::new(), Sleeper::default());
         (0..5).for_each(|job| queue.push(job));
-        let taken: Vec<u32> = (0..5).map(|_| queue.next(&own)).collect();
-        assert_eq!(taken, [0, 1, 2, 3, 4]);
+        let taken: Vec<_> = (0..5).map(|_| queue.next(&own)).collect();
+        assert_eq!(taken, [0, 1, 2, 3, 4].map(|job| (job, true)));
     }
 
     #[test]
@@ -91,7 +93,7 @@ mod tests {
         }
         for (job, worker) in [(1, 2), (2, 1), (3, 0)] {
             queue.push(job);
-            assert_eq!(said.recv_timeout(LIMIT), Ok((worker, job)));
+            assert_eq!(said.recv_timeout(LIMIT), Ok((worker, (job, false))));
         }
     }
 
@@ -103,7 +105,7 @@ mod tests {
             let (queue, say) = (Arc::clone(&queue), say.clone());
             thread::spawn(move || {
                 let own = Sleeper::default();
-                while say.send(queue.next(&own)).is_ok() {}
+                while say.send(queue.next(&own).0).is_ok() {}
             });
         }
         thread::scope(|scope| {

@@ -146,8 +146,8 @@ impl Reaper {
         let numbers = front.descriptors.numbered_in(census, peer);
         self.front.lingerer.bury(move || {
             // Its head may have come to an end in the last moment.
-            if !front.connections.is_in_work(peer) {
-                front.descriptors.close(&numbers);
+            if !front.connections.is_in_work(peer) && front.descriptors.close(&numbers) {
+                front.lost.add();
             }
         });
     }

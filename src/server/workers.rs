@@ -4,7 +4,6 @@ use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use log::error;
 
@@ -20,8 +19,6 @@ pub(super) struct Job {
     pub(super) endpoint: Endpoint,
     /// The body, if it had to be waited for; else it is in the request.
     pub(super) body: Option<Received>,
-    /// When it was put on the queue.
-    pub(super) queued: Instant,
     pub(super) ticket: Ticket,
 }
 
@@ -79,10 +76,10 @@ pub(super) fn spawn(front: &Arc<Front>, alarm: &Alarm) -> io::Result<()> {
 fn work(front: &Arc<Front>) {
     let sleeper = Arc::default();
     loop {
-        let job = front.queue.next(&sleeper);
+        let (job, waited) = front.queue.next(&sleeper);
         // A panic costs this request only: the library answers 500 when the request is dropped
         // unanswered, and a half-written answer is cut.
-        if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job))).is_err() {
+        if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job, waited))).is_err() {
             error!("panic in=request: it was answered with 500 or cut");
         }
     }

@@ -9,7 +9,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
@@ -19,7 +19,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::buffers::LeanBuffers;
-use super::exchange;
+use super::exchange::{self, SLICE};
 use crate::clock;
 
 /// The least that is left for an address when the ones before it have used up the time.
@@ -86,7 +86,7 @@ pub(super) struct Tcp {
     /// What leaves with the next write.
     held: Vec<u8>,
     /// The limits that are set on the socket.
-    write_limit: Option<Duration>,
+    writes_in_slices: bool,
     read_limit: Option<Duration>,
     /// Input has just come: the connection is good without a look.
     is_fresh: bool,
@@ -98,7 +98,7 @@ impl Tcp {
             stream,
             buffers: LeanBuffers::default(),
             held: Vec::new(),
-            write_limit: None,
+            writes_in_slices: false,
             read_limit: None,
             is_fresh: false,
         }
@@ -106,16 +106,15 @@ impl Tcp {
 
     /// Writes what is held and the first `amount` bytes of the output buffer.
     fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        let limit = whole_seconds(*timeout.after);
-        if self.write_limit != Some(limit) {
-            self.stream.0.set_write_timeout(Some(limit))?;
-            self.write_limit = Some(limit);
+        if !self.writes_in_slices {
+            self.stream.0.set_write_timeout(Some(SLICE))?;
+            self.writes_in_slices = true;
         }
         let output = &self.buffers.output()[..amount];
         let mut parts = [IoSlice::new(&self.held), IoSlice::new(output)];
-        let written = write_all(&self.stream.0, &mut parts);
+        let written = write_all(&self.stream.0, &mut parts, timeout);
         self.held.clear();
-        written.map_err(|error| failure(error, timeout))
+        written
     }
 
     /// Notes what was read; whether it was anything.
@@ -172,21 +171,40 @@ impl Transport for Tcp {
     }
 }
 
-/// A limit on writes, rounded up: most of them are then the one that is set already.
-fn whole_seconds(limit: Duration) -> Duration {
-    let up = u64::from(limit.subsec_nanos() > 0);
-    Duration::from_secs(limit.as_secs().saturating_add(up).max(1))
-}
-
-fn write_all(mut stream: &TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+/// Writes all of it, and between slices of waiting looks after the client and the limits.
+fn write_all(
+    mut stream: &TcpStream,
+    mut parts: &mut [IoSlice<'_>],
+    timeout: NextTimeout,
+) -> Result<(), Error> {
+    let started = clock::instant();
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
         match stream.write_vectored(parts) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(Error::Io(io::ErrorKind::WriteZero.into())),
             Ok(count) => IoSlice::advance_slices(&mut parts, count),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) if is_pause(error.kind()) => {}
+            Err(error) => return Err(Error::Io(error)),
         }
+        // Whatever is left had to wait.
+        if !parts.is_empty() {
+            go_on(started, timeout)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_pause(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// Whether a write that has waited goes on waiting.
+fn go_on(started: Instant, timeout: NextTimeout) -> Result<(), Error> {
+    if exchange::client_has_left() {
+        return Err(exchange::client_left());
+    }
+    if started.elapsed() >= *timeout.after {
+        return Err(Error::Timeout(timeout.reason));
     }
     Ok(())
 }

@@ -13,12 +13,15 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Error, Timeout};
 
-use super::exchange::{self, Limit, Stage, Step};
+use super::MAX_HEAD;
+use super::buffers::SIZE;
+use super::exchange::{self, Limit, SLICE, Stage, Step};
 use super::tcp::TcpConnector;
 use crate::clock;
 
-/// How long a wait goes on before the client is looked after.
-const SLICE: Duration = Duration::from_secs(1);
+/// No more than this lies unread in a connection's buffer: a head of the largest size and a read. A
+/// line without an end (a chunk's size, a trailer) would grow in it for ever.
+const MOST_UNREAD: usize = MAX_HEAD + 2 * SIZE;
 
 /// The shortest wait there is, for a look at what has come.
 const LOOK: Duration = Duration::from_millis(1);
@@ -87,7 +90,7 @@ impl<T: Transport> Transport for Sliced<T> {
                 Err(Error::Timeout(_))
                     if reason != Some(Limit::Pause) && exchange::client_has_left() =>
                 {
-                    return Err(io::Error::other("the client left").into());
+                    return Err(exchange::client_left());
                 }
                 Err(Error::Timeout(_)) if is_over => return Err(over()),
                 Err(Error::Timeout(_)) => {}
@@ -168,6 +171,9 @@ impl Transport for Tapped {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        if exchange::may_have_been_left() && exchange::client_has_left() {
+            return Err(exchange::client_left());
+        }
         exchange::reached(Stage::Sending);
         if self.refused {
             return Ok(());
@@ -186,6 +192,10 @@ impl Transport for Tapped {
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
         if !self.refused {
             exchange::reached(Stage::Waiting);
+        }
+        if self.inner.buffers().input().len() > MOST_UNREAD {
+            let text = "a line of its framing is too long";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
         }
         let outcome = self.inner.await_input(timeout).map_err(unmask_reset);
         if let Ok(true) = outcome {

@@ -15,6 +15,7 @@ mod pipelining;
 mod scarcity;
 mod slow;
 mod smuggling;
+mod undelivered;
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};

@@ -2,6 +2,7 @@
 
 mod benches;
 mod bodies_and_headers;
+mod broken_answers;
 mod commands;
 mod config;
 mod counting;
