@@ -15,6 +15,7 @@ mod pipelining;
 mod scarcity;
 mod slow;
 mod smuggling;
+mod stuck;
 mod undelivered;
 
 use std::io::{ErrorKind, Read};
