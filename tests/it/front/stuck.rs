@@ -135,7 +135,7 @@ fn refused(proxy: &Proxy<'_>, count: usize) -> Vec<Client> {
     let refused = |_| {
         let mut client = proxy.connect();
         let head = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n");
-        client.send_raw(head.as_bytes()).unwrap();
+        client.send_raw(head.as_bytes()).expect("it is taken");
         assert_eq!(client.read_answer().map(|answer| answer.status), Ok(401));
         client
     };
