@@ -13,7 +13,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::RETRY_AFTER;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -139,7 +138,7 @@ impl Proxy {
         let asked = story.asked.clone();
         let wanted = self.wanted(&endpoint.rule, asked.as_deref())?;
         let first = asked.as_deref().filter(|_| {
-            self.config.model_selection == ModelSelection::Prefer && endpoint.rule == Rule::Pool
+            self.config.model_selection == ModelSelection::Prefer && wanted == Wanted::Pool
         });
         let key = self.only_key(&endpoint.rule, body.as_ref());
         let makes = ids::made_by(endpoint, body.as_ref().is_none_or(RequestBody::is_stored));
@@ -212,7 +211,11 @@ impl Proxy {
             }
         }
         let tokens = estimate::input_tokens(&task.request.body);
-        let (head, body) = self.json_answer(200, &json!({"input_tokens": tokens}));
+        let count = match task.request.endpoint.protocol {
+            Protocol::OpenAi => json!({"object": "response.input_tokens", "input_tokens": tokens}),
+            Protocol::Anthropic | Protocol::Native => json!({"input_tokens": tokens}),
+        };
+        let (head, body) = self.json_answer(200, &count);
         task.story.status = head.status;
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
@@ -258,12 +261,7 @@ impl Proxy {
     }
 
     fn refuse(&self, error: &ProxyError, endpoint: &Endpoint, client: &mut dyn Client) {
-        let (mut head, body) = self.error_answer(error, endpoint.protocol);
-        // Codex, which speaks this path only, waits out any `Retry-After` without a word, a month
-        // too, and knows no `x-should-retry`. Without it, it gives up and says why.
-        if endpoint.path.starts_with("/responses") && head.headers.contains_key("x-should-retry") {
-            head.headers.remove(RETRY_AFTER);
-        }
+        let (head, body) = self.error_answer(error, endpoint.protocol);
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
     }
@@ -278,6 +276,11 @@ impl Proxy {
 }
 
 impl Task<'_> {
+    /// Whether the client named the model that it gets, so that a wrong one is its own mistake.
+    fn names_model(&self) -> bool {
+        self.wanted != Wanted::Pool
+    }
+
     /// Whether the client asked for a stream: in the body, or on DashScope's own protocol in a
     /// header (facts, section 1.3).
     fn is_streamed(&self) -> bool {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 
 use crate::clock;
-use crate::policy::sse;
+use crate::policy::sse::{self, Event};
+use crate::policy::verdict;
 use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 
 /// How much is read from upstream at once, in bytes: the events of a stream fit into the first,
@@ -16,7 +17,7 @@ use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 const BUFFER: usize = 2 * 1024;
 const LARGEST_BUFFER: usize = 16 * 1024;
 
-/// How much of a stream is held while its first event is incomplete, in bytes.
+/// How much of a stream is held while its first telling event is incomplete, in bytes.
 const MAX_HELD: usize = 64 * 1024;
 
 /// How long it is held once its first byte has come.
@@ -121,8 +122,8 @@ impl Read for Upload<'_> {
 pub(crate) struct Held {
     /// The bytes, in order.
     pub bytes: Vec<u8>,
-    /// The payload of the first event, if it is a stream whose first event has come.
-    first_event: Option<Vec<u8>>,
+    /// Whether they are events.
+    is_stream: bool,
     /// Whether the body ended, or broke, behind them.
     rest: Rest,
 }
@@ -146,10 +147,10 @@ pub(crate) fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
     held
 }
 
-/// Reads a stream until its first event is complete and returns that event's payload. The wait
-/// ends without one when the stream ends, or when too much has been held for too long.
-pub(crate) fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
-    let mut held = Held::default();
+/// Reads a stream until the first event that carries anything is complete, and returns that. The
+/// wait ends without one when the stream ends, or when too much has been held for too long.
+pub(crate) fn hold_opening(body: &mut AnswerBody) -> (Held, Option<Event>) {
+    let mut held = Held { is_stream: true, ..Held::default() };
     let mut buffer = vec![0; BUFFER];
     let mut give_up_at = None;
     loop {
@@ -161,27 +162,27 @@ pub(crate) fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>)
             None => return (held, None),
             Some(read) => held.take(read, &buffer),
         }
-        if let Some(event) = sse::first_event(&held.bytes) {
-            return (held, Some(event));
-        }
-        if !matches!(held.rest, Rest::ToCome) || held.bytes.len() >= MAX_HELD {
-            return (held, None);
+        let opening = match held.rest {
+            Rest::Ended => verdict::opening_at_end(&held.bytes),
+            _ => verdict::opening(&held.bytes),
+        };
+        let is_over = !matches!(held.rest, Rest::ToCome) || held.bytes.len() >= MAX_HELD;
+        if opening.is_some() || is_over {
+            return (held, opening);
         }
         give_up_at.get_or_insert_with(|| clock::instant() + LONGEST_HOLD);
     }
 }
 
 impl Held {
-    /// The same with the payload of its first event.
+    /// What `look` finds first in the payloads of its events, or in all that is held.
     #[must_use]
-    pub(crate) fn with_first_event(self, first_event: Option<Vec<u8>>) -> Self {
-        Self { first_event, ..self }
-    }
-
-    /// What says something of it: the first event's payload, or all that is held.
-    #[must_use]
-    pub(crate) fn meaning(&self) -> &[u8] {
-        self.first_event.as_deref().unwrap_or(&self.bytes)
+    pub(crate) fn find<T>(&self, look: impl Fn(&[u8]) -> Vec<T>) -> Vec<T> {
+        if !self.is_stream {
+            return look(&self.bytes);
+        }
+        let found = sse::events(&self.bytes).map(|event| look(&event.data));
+        found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
     /// Whether the client left before there was anything to send it.

@@ -21,6 +21,7 @@ mod connection;
 mod gate;
 mod native;
 mod output;
+mod refusals;
 mod routes;
 mod script;
 mod shapes;
@@ -28,6 +29,7 @@ mod shared;
 mod wire;
 
 pub use gate::Gate;
+pub use refusals::{Refusal, Told};
 pub use script::{End, Framing, Part, Reply, Shape};
 
 /// How long a drop waits for the stand-in's threads.

@@ -21,6 +21,7 @@ use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
 use super::verdict::Verdict;
 use crate::clock::{Moment, Timestamp};
+use ask::Doubt;
 pub(crate) use ask::{Ask, Next, Tried, Wanted};
 use control::Disabled;
 pub(crate) use control::Scope;
@@ -152,13 +153,14 @@ impl Scheduler {
 
     /// The slot with which to go on: the current key first, inside it the current model first,
     /// and only what is available. What is benched comes last, and what cannot serve a request
-    /// that is not streamed after that. Nothing that was tried is given again.
+    /// that is not streamed after that. Among equals, where one was denied to the request, others'
+    /// keys come first. Nothing that was tried is given again.
     pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
             return Next::Slot(Pick { slot, began: self.advance(), direct: false });
         }
         let mut first = None;
-        let mut best: Option<(Reluctance, Slot)> = None;
+        let mut best: Option<((Reluctance, Doubt), Slot)> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
                 continue;
@@ -168,10 +170,11 @@ impl Scheduler {
                 continue;
             }
             let reluctance = self.reluctance(&slot, ask, moment.monotonic);
-            if best.as_ref().is_none_or(|(least, _)| reluctance < *least) {
-                best = Some((reluctance, slot));
+            let rank = (reluctance, ask.tried.doubt(&slot));
+            if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+                best = Some((rank, slot));
             }
-            if reluctance == Reluctance::None {
+            if rank == (Reluctance::None, Doubt::default()) {
                 break;
             }
         }
@@ -258,6 +261,12 @@ impl Scheduler {
         self.benches.bench_slot(slot, base, rest, at)
     }
 
+    /// The account may not use this model: benches the slot, and with a second one of its key the
+    /// key, which is said.
+    pub(crate) fn deny_slot(&mut self, slot: &Slot, base: Protocol, at: Instant) -> bool {
+        self.benches.deny_slot(slot, base, at)
+    }
+
     /// Benches all slots of a key.
     pub(crate) fn bench_key(&mut self, key: KeyIndex, length: Duration, at: Instant) {
         self.benches.bench_key(key, length, at);
@@ -332,15 +341,16 @@ impl Scheduler {
         }
     }
 
-    /// The client's own choice, if it can be had at once: on the current key, or the only one.
+    /// The client's own choice, on the first key on which it can be had at once.
     fn preferred(&self, ask: &Ask<'_>, moment: Moment) -> Option<Slot> {
         let place = self.pool.place_of(ask.first?)?;
-        let key = ask.key.unwrap_or(KeyIndex(self.key_cursor.at));
-        let slot = Slot { key, model: Arc::clone(&self.pool.models()[place]) };
-        let is_fine = self.is_available(&slot, moment.calendar)
-            && !ask.tried.contains(&slot)
-            && self.reluctance(&slot, ask, moment.monotonic) == Reluctance::None;
-        is_fine.then_some(slot)
+        let model = &self.pool.models()[place];
+        let mut slots = self.walk(Wanted::Model(model), ask.key);
+        slots.find(|slot| {
+            self.is_available(slot, moment.calendar)
+                && !ask.tried.contains(slot)
+                && self.reluctance(slot, ask, moment.monotonic) == Reluctance::None
+        })
     }
 
     /// The key with which the next request starts.

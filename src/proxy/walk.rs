@@ -3,22 +3,22 @@
 use std::ops::ControlFlow;
 
 use super::attempt::Judged;
-use super::story::{Answered, Story};
+use super::heads::is_event_stream;
+use super::story::Answered;
 use super::{Proxy, Task};
 use crate::clock;
 use crate::error::ProxyError;
-use crate::policy::failover::{self, Budget};
-use crate::policy::pool::Slot;
+use crate::policy::failover::{self, Avoid, Budget};
 use crate::policy::scheduler::{Ask, Next, Pick, Tried};
 use crate::policy::usage::UsageScan;
-use crate::policy::verdict::Verdict;
+use crate::policy::verdict::{Judgement, LateScan, Verdict};
 use crate::relay::{self, Client};
-use crate::upstream::{self, CallError, FailureKind};
+use crate::upstream::{self, Answer, CallError, FailureKind};
 
 /// The best answer of those that did not help, and whose it is.
 struct Kept {
     judged: Judged,
-    slot: Slot,
+    pick: Pick,
 }
 
 /// What a request has behind it.
@@ -59,7 +59,7 @@ impl Proxy {
             (Outcome::Failed(error), _) if error.kind == FailureKind::ClientLeft => {
                 self.give_up(error, client, task.story)
             }
-            (_, Some(kept)) => self.settle(kept, client, task.story),
+            (_, Some(kept)) => self.settle(kept, client, &mut task),
             (Outcome::Failed(error), None) => self.give_up(error, client, task.story),
             (Outcome::NothingLeft(error), None) => Err(error),
             (Outcome::Answered, None) => unreachable!("an answer was kept"),
@@ -91,7 +91,7 @@ impl Proxy {
         };
         task.story.last = Some(Answered::of(&pick.slot, &judged));
         let verdict = judged.judgement.verdict;
-        let answer = Kept { judged, slot: pick.slot };
+        let answer = Kept { judged, pick };
         match verdict {
             Verdict::QuotaExhausted => return ControlFlow::Continue(()),
             Verdict::Success => {
@@ -103,8 +103,13 @@ impl Proxy {
                 walk.keep(answer);
                 return ControlFlow::Break(Outcome::Answered);
             }
-            Verdict::AccountBlocked | Verdict::KeyRejected => walk.tried.add_key(answer.slot.key),
             _ => {}
+        }
+        let slot = &answer.pick.slot;
+        match failover::avoid(verdict) {
+            Avoid::Slot => {}
+            Avoid::KeyFirst => walk.tried.deny(slot.clone()),
+            Avoid::Key => walk.tried.add_key(slot.key),
         }
         walk.keep(answer);
         if walk.budget.allows(verdict, task.request.arrived.elapsed()) {
@@ -143,37 +148,58 @@ impl Proxy {
         &self,
         kept: Kept,
         client: &mut dyn Client,
-        story: &mut Story,
+        task: &mut Task<'_>,
     ) -> Result<(), ProxyError> {
-        let Kept { judged, slot } = kept;
+        let Kept { judged, pick } = kept;
         if judged.judgement.verdict == Verdict::KeyRejected {
-            let label = self.pool.label(slot.key).to_owned();
+            let label = self.pool.label(pick.slot.key).to_owned();
             return Err(ProxyError::KeyRejected { label });
         }
+        if let Some(error) = self.redirect(&judged.answer) {
+            return Err(error);
+        }
         self.keep_cooldowns();
+        let request_id = judged.request_id().to_owned();
         let Judged { mut answer, held, judgement } = judged;
-        let head = self.head(&answer, &slot, story.attempts);
-        story.slot = Some(slot);
-        story.status = head.status;
+        let head = self.head(&answer, &pick.slot, task.story.attempts);
+        task.story.slot = Some(pick.slot.clone());
+        task.story.status = head.status;
         let mut scan = UsageScan::default();
-        let see = |bytes: &[u8]| scan.see(bytes);
-        story.verdict = Some(judgement.verdict);
-        match relay::relay(&head, held, &mut answer.body, client, see) {
+        let mut late = is_success_stream(&answer).then(LateScan::default);
+        let mut learn = |found: Option<Judgement>| {
+            if let Some(exhaustion) = found {
+                self.learn_exhaustion(&exhaustion, &request_id, task, &pick);
+            }
+        };
+        let see = |bytes: &[u8]| {
+            scan.see(bytes);
+            learn(late.as_mut().and_then(|late| late.see(bytes)));
+        };
+        let outcome = relay::relay(&head, held, &mut answer.body, client, see);
+        learn(late.as_mut().and_then(LateScan::end));
+        task.story.verdict = Some(judgement.verdict);
+        task.story.usage = scan.usage();
+        match outcome {
             Ok(relayed) => {
-                story.relayed = Some(relayed);
-                story.usage = scan.usage();
+                task.story.relayed = Some(relayed);
                 Ok(())
             }
-            Err(error) => self.give_up(error, client, story),
+            Err(error) => self.give_up(error, client, task.story),
         }
     }
+}
+
+/// Whether an exhaustion may still come in it.
+fn is_success_stream(answer: &Answer) -> bool {
+    (200..300).contains(&answer.status) && is_event_stream(&answer.headers)
 }
 
 impl Walk {
     /// Keeps an answer that did not help, if it is better than the one before.
     fn keep(&mut self, answer: Kept) {
-        let before = self.kept.as_ref().map(|kept| kept.judged.answer.status);
-        if before.is_none_or(|before| failover::is_better(answer.judged.answer.status, before)) {
+        let status = |kept: &Kept| kept.judged.judgement.status;
+        let before = self.kept.as_ref().map(status);
+        if before.is_none_or(|before| failover::is_better(status(&answer), before)) {
             self.kept = Some(answer);
         }
     }

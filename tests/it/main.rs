@@ -21,6 +21,7 @@ mod models;
 mod native;
 mod pins;
 mod prefer;
+mod refusals;
 mod routes;
 mod stale;
 mod standin;

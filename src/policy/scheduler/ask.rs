@@ -3,6 +3,9 @@
 use super::{Pick, Protocol, Slot, Timestamp};
 use crate::policy::pool::KeyIndex;
 
+/// Whether a slot's key was denied a model, and its model to two keys.
+pub(super) type Doubt = (bool, bool);
+
 /// What a request asks for.
 #[derive(Debug)]
 pub(crate) struct Ask<'a> {
@@ -34,6 +37,7 @@ pub(crate) enum Wanted<'a> {
 pub(crate) struct Tried {
     slots: Vec<Slot>,
     keys: Vec<KeyIndex>,
+    denied: Vec<Slot>,
 }
 
 impl Tried {
@@ -45,6 +49,19 @@ impl Tried {
     /// Nothing of this key is worth trying.
     pub(crate) fn add_key(&mut self, key: KeyIndex) {
         self.keys.push(key);
+    }
+
+    /// This slot is not to be had: a slot of another key comes first, and of another model once two
+    /// keys have said so of this one.
+    pub(crate) fn deny(&mut self, slot: Slot) {
+        self.denied.push(slot);
+    }
+
+    /// How little hope there is for a slot after what was denied: of its key, then of its model.
+    pub(super) fn doubt(&self, slot: &Slot) -> Doubt {
+        let key = self.denied.iter().any(|denied| denied.key == slot.key);
+        let of_model = self.denied.iter().filter(|denied| denied.model == slot.model);
+        (key, of_model.count() > 1)
     }
 
     pub(super) fn contains(&self, slot: &Slot) -> bool {
