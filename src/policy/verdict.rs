@@ -209,7 +209,7 @@ fn is_used_up_in_words(fault: &Fault) -> bool {
 /// The same of a body without a message that is known as one, if it is no web page.
 fn is_used_up_in_text(body: &[u8]) -> bool {
     let text = String::from_utf8_lossy(body);
-    let is_page = text.trim_start_matches('\u{feff}').trim_start().starts_with('<');
+    let is_page = fault::says(&text, &["<html", "<!doctype html"]);
     !is_page && fault::says(&text, &FREE_QUOTA_WORDS) && fault::says(&text, &USED_UP_WORDS)
 }
 
@@ -371,6 +371,7 @@ mod tests {
             format!(r#"{{"detail":"{WORDS}"}}"#),
             format!(r#"[{{"errorMessage":"{WORDS}"}}]"#),
             "The free tier of the model has been exhausted.".to_owned(),
+            format!("<?xml version=\"1.0\"?><Error><Message>{WORDS}</Message></Error>"),
         ] {
             assert!(exhausted(403, &body), "{body}");
             for status in [400, 401, 404, 429, 500] {

@@ -99,7 +99,7 @@ impl Fault {
     /// The error that an event is, if it is one. Text that a model wrote is never one: it stands
     /// inside of a member, and no member's text is looked at but an error's.
     pub(super) fn of_event(event: &Event) -> Option<Self> {
-        let is_named = event.name.eq_ignore_ascii_case(b"error")
+        let is_named = FAILED.iter().any(|name| event.name.eq_ignore_ascii_case(name.as_bytes()))
             || event.status.is_some_and(|status| status >= 400);
         let Some(envelope) = Envelope::read(&event.data, false, false) else {
             let said = String::from_utf8_lossy(&event.data).trim().to_owned();
@@ -214,14 +214,20 @@ impl<'de> Envelope<'de> {
         }
     }
 
+    fn has_error(&self) -> bool {
+        self.error.is_some_and(|error| !EMPTY.contains(&error.get()))
+    }
+
     /// Whether an event with this payload says that something failed.
     fn is_error(&self) -> bool {
         let kind = self.r#type.as_ref().and_then(Value::as_str).unwrap_or_default();
         let has_failed = FAILED.iter().any(|failed| kind.eq_ignore_ascii_case(failed));
         if has_failed || kind.starts_with(TYPED) {
-            return has_failed;
+            let response = self.response.map(|response| response.get().as_bytes());
+            let response = response.and_then(|json| Self::read(json, false, false));
+            return has_failed || response.is_some_and(|response| response.has_error());
         }
-        if self.error.is_some_and(|error| !EMPTY.contains(&error.get())) {
+        if self.has_error() {
             return true;
         }
         let code = self.code.as_ref().filter(|_| !self.is_answer);

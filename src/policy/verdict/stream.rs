@@ -25,10 +25,14 @@ pub(crate) fn opening(stream: &[u8]) -> Option<Event> {
     sse::events(stream).find(|event| Fault::of_event(event).is_some() || !carries_nothing(event))
 }
 
-/// The same of a stream that has ended, where the last blank line may be missing.
+/// The same of a stream that has ended, where the last blank line may be missing, or where there
+/// is no event but an error in plain JSON.
 #[must_use]
 pub(crate) fn opening_at_end(stream: &[u8]) -> Option<Event> {
-    opening(&[stream, b"\n\n"].concat())
+    opening(&[stream, b"\n\n"].concat()).or_else(|| {
+        let plain = Event { data: stream.to_vec(), ..Event::default() };
+        Fault::of_event(&plain).is_some().then_some(plain)
+    })
 }
 
 #[derive(Default, Deserialize)]
@@ -224,6 +228,19 @@ mod tests {
         let created = r#"{"type":"response.created","response":{"status":"in_progress"}}"#;
         let refused = format!("event:response.created\n:HTTP_STATUS/403\n{}", data(created));
         assert_eq!(judged(&refused).status, 403);
+    }
+
+    #[test]
+    fn a_failure_is_one_by_its_name_its_response_or_without_any_frame() {
+        let error = r#"{"code":"rate_limit_exceeded","message":"x"}"#;
+        for stream in [
+            format!("event:response.failed\ndata:{{\"response\":{{\"error\":{error}}}}}\n\n"),
+            data(&format!(r#"{{"type":"response.created","response":{{"error":{error}}}}}"#)),
+            format!(r#"{{"error":{error}}}"#),
+            format!("{error}\n"),
+        ] {
+            assert_eq!(judged(&stream).status, 429, "{stream}");
+        }
     }
 
     fn late(stream: &str, step: usize) -> Option<Judgement> {
