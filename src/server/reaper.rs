@@ -44,6 +44,9 @@ const STUCK_AFTER: Duration = Duration::from_millis(50);
 /// No more pokes than this in one look.
 const MOST_POKES: usize = 64;
 
+/// Whoever has only just come may be about to ask, and must not go before this.
+const JUST_COME: Duration = Duration::from_millis(500);
+
 /// Above this share of the descriptors connections are ended, down to the lower one (in percent).
 const HIGH_WATER: usize = 80;
 const LOW_WATER: usize = 70;
@@ -178,7 +181,9 @@ impl Reaper {
         }
         // Each connection has two.
         let surplus = (census.open - water(LOW_WATER)).div_ceil(2);
-        let ended = least_missed(sights).into_iter().take(surplus);
+        // Those that an earlier look has ended may still be known.
+        let there = least_missed(sights).into_iter().filter(|peer| find(census, *peer).is_some());
+        let ended = there.take(surplus);
         let count = ended.map(|peer| end(census, peer, Reason::Descriptors)).count();
         warn!("descriptors open={} limit={limit} ended={count}", census.open);
     }
@@ -225,8 +230,7 @@ fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
     let mut free: Vec<&Sight> = sights
         .iter()
         .filter(|sight| how_much_missed(sight.activity).is_some())
-        // Whoever has only just come may be about to ask.
-        .filter(|sight| sight.age >= TICK)
+        .filter(|sight| sight.age >= how_long_spared(sight.activity))
         .collect();
     free.sort_by_key(|sight| (how_much_missed(sight.activity), std::cmp::Reverse(sight.age)));
     free.into_iter().map(|sight| sight.peer).collect()
@@ -243,6 +247,15 @@ fn how_much_missed(activity: Activity) -> Option<u8> {
         | Activity::Served
         | Activity::Taking
         | Activity::Answered => None,
+    }
+}
+
+/// How long a connection stays even if descriptors are scarce.
+fn how_long_spared(activity: Activity) -> Duration {
+    match activity {
+        // Long enough to read an answer that is there already.
+        Activity::Lingering => TICK,
+        _ => JUST_COME,
     }
 }
 

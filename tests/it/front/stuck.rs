@@ -136,7 +136,8 @@ fn refused(proxy: &Proxy<'_>, count: usize) -> Vec<Client> {
         let mut client = proxy.connect();
         let head = format!("POST {CHAT} HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n");
         client.send_raw(head.as_bytes()).expect("it is taken");
-        assert_eq!(client.read_answer().map(|answer| answer.status), Ok(401));
+        // Where descriptors are scarce already it may not get its answer.
+        let _ = client.read_answer();
         client
     };
     (0..count).map(refused).collect()
@@ -159,12 +160,18 @@ fn a_stop_does_not_wait_for_refused_clients() {
 fn refused_clients_are_the_first_to_go_when_descriptors_are_scarce() {
     let standin = StandIn::start().unwrap();
     let proxy = silent(&standin).under(&["prlimit", "--nofile=256:256"]).start();
-    let mut crowd = Vec::new();
-    for _ in 0..6 {
-        crowd.extend(refused(&proxy, 30));
+    let mut idle = proxy.connect();
+    assert_eq!(health(&mut idle).map(|answer| answer.status), Ok(200));
+    let mut crowd = refused(&proxy, 120);
+    // They go on for as long as they may, and somebody else is served all the same.
+    let is_served = eventually(LIMIT / 2, || {
         crowd.iter_mut().for_each(|client| drop(client.send_raw(b"x")));
-        assert_serves(&proxy);
-    }
+        let mut client = proxy.connect();
+        client.set_limit(Duration::from_secs(1));
+        chat(&mut client).is_ok_and(|answer| answer.status == 200)
+    });
+    assert!(is_served);
+    assert_eq!(health(&mut idle).map(|answer| answer.status), Ok(200), "the idle one went first");
 }
 
 #[test]
