@@ -40,8 +40,6 @@ pub(crate) struct Admin {
     started: Timestamp,
     running_since: Instant,
     metrics: Arc<Metrics>,
-    /// How many tokens a slot's free quota has; 0 = unknown.
-    free_quota: u64,
     /// How busy the front is; it is told once the front stands.
     load: OnceLock<LoadTeller>,
     /// How many slots were available when everything known was on disk.
@@ -56,14 +54,12 @@ impl Admin {
         scheduler: Arc<Mutex<Scheduler>>,
         store: Arc<Store>,
         metrics: Arc<Metrics>,
-        free_quota: u64,
     ) -> Self {
         let available = scheduler.lock().available_count(clock::now());
         Self {
             scheduler,
             store,
             metrics,
-            free_quota,
             load: OnceLock::new(),
             started: clock::now(),
             running_since: clock::instant(),
@@ -150,7 +146,7 @@ impl Admin {
 
     fn status(&self) -> Value {
         let load = self.load();
-        let mut status = status::pool(&self.scheduler.lock(), self.free_quota, clock::moment());
+        let mut status = status::pool(&self.scheduler.lock(), clock::moment());
         status["process"] = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "uptimeSeconds": self.running_since.elapsed().as_secs(),
@@ -187,6 +183,7 @@ impl Admin {
             ("available", count(|standing| *standing == Standing::Available)),
             ("benched", count(|standing| matches!(standing, Standing::Benched(_)))),
             ("cooling", count(|standing| matches!(standing, Standing::Cooling(_)))),
+            ("guarded", count(|standing| *standing == Standing::Guarded)),
             ("disabled", count(|standing| *standing == Standing::Disabled)),
         ]
     }

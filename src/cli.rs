@@ -18,7 +18,8 @@ Without a command it serves, configured by the environment and ./.env
 
 Commands:
   status            show every slot, as the running proxy or the file has it
-  reset             end cooldowns and rests: the slots are used again at once
+  reset             end cooldowns and backoffs: slots are used again at once;
+                    lifts QUOTA_GUARD from slots that have reached it
   disable           switch slots off until they are enabled
   enable            switch slots on again; all, if none is named
   check             look for what is wrong with configuration, state and network
@@ -31,6 +32,8 @@ Options:
                        place in DASHSCOPE_API_KEYS, counted from 0
       --model MODEL    reset, disable, enable: of this model
       --all            reset, disable, enable: of every key and model
+      --usage          reset: set the counted tokens to 0 as well, so that
+                       QUOTA_GUARD counts anew instead of being lifted
       --probe          check: ask DashScope about every key (GET /models)
   -h, --help           print this text
   -V, --version        print the version
@@ -90,6 +93,8 @@ pub struct Target {
     pub model: Option<String>,
     /// `--all`.
     pub all: bool,
+    /// `--usage`.
+    pub usage: bool,
 }
 
 impl Target {
@@ -183,6 +188,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, U
             Long("key") => once(&mut typed.target.key, "--key", parser.value()?.string()?)?,
             Long("model") => once(&mut typed.target.model, "--model", parser.value()?.string()?)?,
             Long("all") => typed.target.all = true,
+            Long("usage") => typed.target.usage = true,
             Long("probe") => typed.probe = true,
             Value(text) => match text.to_str().and_then(Word::of) {
                 Some(word) if typed.word.is_none() => typed.word = Some(word),
@@ -213,6 +219,7 @@ impl Typed {
             ("--key", target.key.is_some(), steers),
             ("--model", target.model.is_some(), steers),
             ("--all", target.all, steers),
+            ("--usage", target.usage, word == Word::Steer(Steer::Reset)),
             ("--probe", probe, word == Word::Check),
         ];
         if let Some((name, ..)) = given.iter().find(|(_, given, fits)| *given && !fits) {
@@ -267,9 +274,15 @@ mod tests {
         {
             assert_eq!(parsed(&arguments), Ok(Command::Status(options.clone())));
         }
-        let target = Target { key: Some("0".into()), model: Some("m1".into()), all: false };
+        let target =
+            Target { key: Some("0".into()), model: Some("m1".into()), ..Target::default() };
         assert_eq!(
             parsed(&["reset", "--key", "0", "--model=m1"]),
+            Ok(Command::Steer(Steer::Reset, target, Options::default()))
+        );
+        let target = Target { key: Some("0".into()), usage: true, ..Target::default() };
+        assert_eq!(
+            parsed(&["reset", "--usage", "--key", "0"]),
             Ok(Command::Steer(Steer::Reset, target, Options::default()))
         );
         let target = Target { all: true, ..Target::default() };
@@ -303,6 +316,10 @@ mod tests {
             &["reset", "--key"],
             &["reset", "--key", "0", "--key", "1"],
             &["reset", "m1"],
+            &["reset", "--usage"],
+            &["disable", "--usage", "--all"],
+            &["enable", "--usage"],
+            &["status", "--usage"],
             &["reset"],
             &["disable", "--json"],
             &["enable", "--all", "--key", "0"],

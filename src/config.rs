@@ -27,6 +27,7 @@ pub use problem::{ConfigError, Problem};
 pub use url::{BaseUrl, Origin, OutboundProxy, UrlError};
 
 use crate::policy::failover::Failover;
+use crate::policy::guard::{Guard, Quotas};
 use crate::secret::Secret;
 use list::List;
 use variables::VARIABLES;
@@ -75,8 +76,10 @@ pub struct Config {
     pub auth_mode: AuthMode,
     /// How long an exhausted slot cools.
     pub cooldown: Duration,
-    /// How many tokens a slot's free quota has; 0 = unknown.
-    pub free_quota_tokens: u64,
+    /// How many tokens the free quota of each model had.
+    pub quotas: Quotas,
+    /// At which share of it a slot is left, in percent; `None` = never.
+    pub quota_guard: Option<u8>,
     /// The state file.
     pub state_path: PathBuf,
     /// The value of `Access-Control-Allow-Origin`; `None` switches CORS off.
@@ -107,6 +110,13 @@ pub struct Config {
     pub outbound: Option<OutboundProxy>,
     /// The `env_logger` filter.
     pub log_filter: String,
+}
+
+impl Config {
+    /// The guard that is set.
+    pub(crate) fn guard(&self) -> Guard {
+        Guard { quotas: self.quotas.clone(), percent: self.quota_guard }
+    }
 }
 
 /// Which header carries the key upstream.
@@ -155,7 +165,8 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         native_base: read.value("NATIVE_UPSTREAM_BASE_URL", BaseUrl::parse),
         auth_mode: read.value("UPSTREAM_AUTH_MODE", value::auth_mode),
         cooldown: read.seconds("MODEL_COOLDOWN_SECONDS", COOLDOWNS),
-        free_quota_tokens: read.number("FREE_QUOTA_TOKENS", 0..=u64::MAX),
+        quotas: read.value("FREE_QUOTA_TOKENS", value::quotas),
+        quota_guard: read.value("QUOTA_GUARD", value::quota_guard),
         state_path: read.text("STATE_PATH").into(),
         cors_origin: read.value("CORS_ORIGIN", value::cors_origin),
         model_selection: read.value("MODEL_SELECTION", value::model_selection),
@@ -173,6 +184,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         log_filter: read.text("RUST_LOG"),
     };
     read.plans(&config);
+    read.guard(&config);
     read.finish(config)
 }
 
@@ -260,6 +272,25 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// An exception for a model that is not there would guard nothing, and its model by the number
+    /// of the others.
+    fn guard(&mut self, config: &Config) {
+        let (name, quotas) = ("FREE_QUOTA_TOKENS", &config.quotas);
+        for (place, (model, _)) in (2..).zip(&quotas.exceptions) {
+            // Without a list of models that is right, all would seem to be missing.
+            if !config.models.is_empty() && !config.models.contains(model) {
+                self.problem(
+                    name,
+                    format!("item {place} is about a model that is not in MODEL_IDS"),
+                );
+            }
+        }
+        let is_known = |model: &String| quotas.of(model).is_some();
+        if config.quota_guard.is_some() && !config.models.iter().any(is_known) {
+            self.note("QUOTA_GUARD", "guards nothing: FREE_QUOTA_TOKENS is 0 for every model");
+        }
+    }
+
     fn outbound(&mut self) -> Option<OutboundProxy> {
         let (name, url) = OUTBOUND.into_iter().find_map(|name| self.in_either_case(name))?;
         let exceptions = self.in_either_case("NO_PROXY").map_or("", |(_, hosts)| hosts);
@@ -296,13 +327,19 @@ impl<'a> Reader<'a> {
         self.notes.push(format!("{name} {text}"));
     }
 
-    fn finish(self, config: Config) -> Result<Loaded, ConfigError> {
+    fn finish(mut self, config: Config) -> Result<Loaded, ConfigError> {
+        self.problems.sort_by_key(|problem| place_of(&problem.subject));
         if self.problems.is_empty() {
             Ok(Loaded { config, notes: self.notes })
         } else {
             Err(ConfigError { problems: self.problems })
         }
     }
+}
+
+/// Where a variable stands among all, before them what is none.
+fn place_of(name: &str) -> Option<usize> {
+    VARIABLES.iter().position(|variable| variable.name.eq_ignore_ascii_case(name))
 }
 
 fn default_of(name: &str) -> &'static str {
@@ -351,6 +388,8 @@ mod tests {
         assert_eq!(config.cooldown, Duration::from_secs(30 * 86_400));
         assert_eq!(config.state_path, PathBuf::from("./data/proxy-state.json"));
         assert_eq!(config.cors_origin.as_deref(), Some("*"));
+        assert_eq!(config.quotas, Quotas { usual: 1_000_000, exceptions: Vec::new() });
+        assert_eq!(config.quota_guard, None);
         assert_eq!(config.model_selection, ModelSelection::Pool);
         assert_eq!(config.failover, Failover::On);
         assert_eq!((config.workers, config.queue_size), (64, 256));
@@ -381,7 +420,8 @@ mod tests {
             ("OPENAI_UPSTREAM_BASE_URL", "http://127.0.0.1:1/b"),
             ("UPSTREAM_AUTH_MODE", "both"),
             ("MODEL_COOLDOWN_SECONDS", "1"),
-            ("FREE_QUOTA_TOKENS", "0"),
+            ("FREE_QUOTA_TOKENS", "7"),
+            ("QUOTA_GUARD", "90"),
             ("STATE_PATH", "/var/lib/state.json"),
             ("CORS_ORIGIN", "false"),
             ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
@@ -416,6 +456,31 @@ mod tests {
     }
 
     #[test]
+    fn an_exception_is_for_a_model_of_the_pool() {
+        let config = config_with(&[("FREE_QUOTA_TOKENS", "5,qwen-plus=0,qwen-max=9")]);
+        let of = |model| config.quotas.of(model);
+        assert_eq!([of("qwen-plus"), of("qwen-max"), of("other")], [None, Some(9), Some(5)]);
+        for text in ["5,qwen=0", "5,geheim=1", "5,qwen-max=1,QWEN-MAX=1", "5,=1"] {
+            let error = load_with(&[("FREE_QUOTA_TOKENS", text), ("WORKERS", "0")]).unwrap_err();
+            let subjects: Vec<_> = error.problems.iter().map(|it| it.subject.as_str()).collect();
+            assert_eq!(subjects, ["FREE_QUOTA_TOKENS", "WORKERS"], "{text}");
+            assert!(error.to_string().contains("that is not in MODEL_IDS"), "{error}");
+            assert!(!error.to_string().contains("geheim"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_guard_that_guards_nothing_is_noted() {
+        let notes = |quotas: &str| {
+            let settings = [("QUOTA_GUARD", "90"), ("FREE_QUOTA_TOKENS", quotas)];
+            load_with(&settings).unwrap().notes
+        };
+        assert_eq!(notes("0").len(), 1);
+        assert_eq!(notes("5,qwen-max=0,qwen-plus=0").len(), 1);
+        assert!(notes("0,qwen-plus=5").is_empty() && notes("5").is_empty());
+    }
+
+    #[test]
     fn every_default_is_a_value_that_may_also_be_written() {
         let defaults = VARIABLES.iter().filter_map(|it| Some((it.name, it.default?)));
         assert_eq!(config_with(&defaults.collect::<Vec<_>>()), config_with(&[]));
@@ -434,6 +499,7 @@ mod tests {
             ("UPSTREAM_AUTH_MODE", "geheim"),
             ("MODEL_COOLDOWN_SECONDS", "0"),
             ("FREE_QUOTA_TOKENS", "geheim"),
+            ("QUOTA_GUARD", "geheim"),
             ("CORS_ORIGIN", "geheim"),
             ("MODEL_SELECTION", "geheim"),
             ("FAILOVER", "geheim"),
@@ -464,6 +530,7 @@ mod tests {
                 "UPSTREAM_AUTH_MODE",
                 "MODEL_COOLDOWN_SECONDS",
                 "FREE_QUOTA_TOKENS",
+                "QUOTA_GUARD",
                 "CORS_ORIGIN",
                 "MODEL_SELECTION",
                 "FAILOVER",

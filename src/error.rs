@@ -92,12 +92,14 @@ pub enum ProxyError {
     Stopping,
     /// No slot is available.
     NoSlot {
-        /// When the first cooldown ends, if any slot cools.
+        /// When the first slot is tried again, if any is without a person.
         until: Option<Timestamp>,
         /// The time of the refusal.
         now: Timestamp,
         /// How many slots cool.
         cooling: usize,
+        /// How many the guard has left.
+        guarded: usize,
         /// How many are switched off.
         disabled: usize,
     },
@@ -199,7 +201,7 @@ impl ProxyError {
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded => "overloaded",
             Self::Stopping => "stopping",
-            Self::NoSlot { cooling: 0, .. } => "pool_disabled",
+            Self::NoSlot { cooling: 0, guarded: 0, .. } => "pool_disabled",
             Self::NoSlot { .. } => "free_quota_exhausted",
             Self::Redirected { .. } => "upstream_redirect",
             Self::Unreachable { .. } => "upstream_unreachable",
@@ -262,7 +264,7 @@ impl fmt::Display for ProxyError {
             }
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
             Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),
-            Self::NoSlot { until: Some(until), now, cooling, disabled } => {
+            Self::NoSlot { until: Some(until), now, cooling, disabled, .. } => {
                 // Qwen Code gives up at once on `quota`, `exhausted` and `will reset`, and else
                 // asks again and again.
                 match disabled {
@@ -276,6 +278,9 @@ impl fmt::Display for ProxyError {
                 let wait = in_words(until.since(*now));
                 write!(f, "; it will reset at {until}, in {wait}")
             }
+            Self::NoSlot { until: None, cooling, guarded, disabled, .. } if cooling + guarded > 0 => {
+                write_guarded(f, *cooling, *guarded, *disabled)
+            }
             Self::NoSlot { until: None, disabled, .. } => {
                 write!(f, "no slot is available: all {disabled} are disabled; `enable` ends that")
             }
@@ -287,6 +292,29 @@ impl fmt::Display for ProxyError {
             Self::TimedOut { cause } => write!(f, "DashScope did not answer in time: {cause}"),
         }
     }
+}
+
+/// Why a guarded pool has nothing left, and how to go on.
+fn write_guarded(
+    f: &mut fmt::Formatter<'_>,
+    cooling: usize,
+    guarded: usize,
+    disabled: usize,
+) -> fmt::Result {
+    // In words that Qwen Code gives up on, as above.
+    let left = format!("QUOTA_GUARD has left {guarded} before DashScope could bill them");
+    let used_up = format!("the free quota of {cooling} is exhausted");
+    let off = format!("{disabled} are disabled");
+    let parts = [(left, guarded), (used_up, cooling), (off, disabled)].into_iter();
+    let parts: Vec<String> = parts.filter(|(_, count)| *count > 0).map(|(part, _)| part).collect();
+    write!(
+        f,
+        "the free quota of this pool counts as exhausted: {}; none of it will reset by itself. To \
+         go on: reset a slot (its calls may then be billed), set QUOTA_GUARD to a higher \
+         percentage, or switch \"free quota only\" on in the Model Studio console and QUOTA_GUARD \
+         off",
+        parts.join(", ")
+    )
 }
 
 /// Whole seconds until `until`, at least 1.
@@ -312,7 +340,7 @@ mod tests {
     fn cooling(millis: u64) -> ProxyError {
         let now = Timestamp(1_700_000_000_000);
         let until = Some(Timestamp(now.0 + millis));
-        ProxyError::NoSlot { until, now, cooling: 6, disabled: 0 }
+        ProxyError::NoSlot { until, now, cooling: 6, guarded: 0, disabled: 0 }
     }
 
     #[test]
@@ -351,8 +379,13 @@ mod tests {
     #[test]
     fn a_wait_of_over_a_minute_is_not_told_and_clients_are_asked_not_to_retry() {
         assert_eq!(cooling(60_000).headers(), [("retry-after", "60".to_owned())]);
-        let disabled =
-            ProxyError::NoSlot { until: None, now: Timestamp(0), cooling: 0, disabled: 4 };
+        let disabled = ProxyError::NoSlot {
+            until: None,
+            now: Timestamp(0),
+            cooling: 0,
+            guarded: 0,
+            disabled: 4,
+        };
         for error in [cooling(60_001), cooling(2_592_000_000), disabled] {
             assert_eq!(error.headers(), [("x-should-retry", "false".to_owned())]);
         }
@@ -365,12 +398,33 @@ mod tests {
             "the free quota of all 6 slots is exhausted; it will reset at 2023-12-14T22:13:20";
         assert!(text.starts_with(start), "{text}");
         let now = Timestamp(0);
-        let some = ProxyError::NoSlot { until: Some(Timestamp(1)), now, cooling: 2, disabled: 4 };
+        let some = ProxyError::NoSlot {
+            until: Some(Timestamp(1)),
+            now,
+            cooling: 2,
+            guarded: 0,
+            disabled: 4,
+        };
         let text = some.to_string();
         let start = "the free quota of 2 slots is exhausted and 4 are disabled; it will reset at ";
         assert!(text.starts_with(start), "{text}");
-        let none = ProxyError::NoSlot { until: None, now, cooling: 0, disabled: 6 }.to_string();
+        let none = ProxyError::NoSlot { until: None, now, cooling: 0, guarded: 0, disabled: 6 }
+            .to_string();
         assert!(none.contains("all 6 are disabled") && !none.contains("quota"), "{none}");
+    }
+
+    #[test]
+    fn a_guarded_pool_says_how_to_go_on_and_names_no_time() {
+        let now = Timestamp(1_700_000_000_000);
+        let error = ProxyError::NoSlot { until: None, now, cooling: 1, guarded: 3, disabled: 2 };
+        assert_eq!((error.status(), error.code()), (503, "free_quota_exhausted"));
+        assert_eq!(error.headers(), [("x-should-retry", "false".to_owned())]);
+        let text = error.to_string();
+        for part in
+            ["left 3", "of 1 is exhausted", "2 are disabled", "will reset", "higher", "console"]
+        {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 
     #[test]

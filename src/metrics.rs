@@ -15,8 +15,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::policy::usage::Usage;
-
 /// The content type of [`Metrics::render`].
 pub(crate) const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
 
@@ -28,6 +26,7 @@ pub(crate) struct Metrics {
     requests: Family<Labels, Counter>,
     attempts: Family<Labels, Counter>,
     tokens: Family<Labels, Counter>,
+    estimated: Family<Labels, Counter>,
     first_byte: Histogram,
     total: Histogram,
     slots: Family<Labels, Gauge>,
@@ -50,6 +49,17 @@ pub(crate) struct Standings {
     pub state_writes: (u64, u64),
     /// How long the process has run.
     pub uptime: Duration,
+}
+
+/// Tokens that an answer took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spent {
+    /// In, as it said.
+    pub input: u64,
+    /// Out, as it said.
+    pub output: u64,
+    /// Beyond that, by estimate.
+    pub estimated: u64,
 }
 
 /// How busy the front is.
@@ -76,6 +86,7 @@ impl Default for Metrics {
             requests: Family::default(),
             attempts: Family::default(),
             tokens: Family::default(),
+            estimated: Family::default(),
             first_byte,
             total,
             slots: Family::default(),
@@ -98,6 +109,7 @@ impl Metrics {
         registry.register("requests", "Requests answered, by route, status and verdict", self.requests.clone());
         registry.register("upstream_attempts", "Calls to DashScope, by key label, model and verdict", self.attempts.clone());
         registry.register("tokens", "Tokens that answers said they used", self.tokens.clone());
+        registry.register("estimated_tokens", "The most tokens of answers that did not say, or not to their end", self.estimated.clone());
         registry.register("first_byte_seconds", "From the request's head to the first byte of its answer", self.first_byte.clone());
         registry.register("request_seconds", "From the request's head to the end of its answer", self.total.clone());
         registry.register("slots", "Slots by how they stand", self.slots.clone());
@@ -138,16 +150,15 @@ impl Metrics {
         self.attempts.get_or_create(&labels).inc();
     }
 
-    /// An answer has said what it used.
-    pub(crate) fn used(&self, key: &str, model: &str, usage: Usage) {
-        for (direction, count) in [("input", usage.input), ("output", usage.output)] {
-            let labels = vec![
-                ("key", key.to_owned()),
-                ("model", model.to_owned()),
-                ("direction", direction.to_owned()),
-            ];
+    /// An answer has been counted.
+    pub(crate) fn used(&self, key: &str, model: &str, spent: Spent) {
+        let slot = vec![("key", key.to_owned()), ("model", model.to_owned())];
+        for (direction, count) in [("input", spent.input), ("output", spent.output)] {
+            let mut labels = slot.clone();
+            labels.push(("direction", direction.to_owned()));
             self.tokens.get_or_create(&labels).inc_by(count);
         }
+        self.estimated.get_or_create(&slot).inc_by(spent.estimated);
     }
 
     /// The text that Prometheus scrapes.
@@ -198,7 +209,7 @@ mod tests {
         metrics.request("/v1/messages", 200, "success", Duration::from_millis(20));
         metrics.first_byte(Duration::from_millis(10));
         metrics.attempt("abc", "m1", "quota_exhausted");
-        metrics.used("abc", "m1", Usage { input: 5, output: 7, images: 0 });
+        metrics.used("abc", "m1", Spent { input: 5, output: 7, estimated: 11 });
         let load = Load { workers: 4, busy: 1, queued: 0, connections: 2 };
         let text = metrics.render(&Standings {
             slots: vec![("available", 5), ("cooling", 1)],
@@ -210,6 +221,7 @@ mod tests {
             r#"dashscope_proxy_requests_total{route="/v1/messages",status="200",verdict="success"} 1"#,
             r#"dashscope_proxy_upstream_attempts_total{key="abc",model="m1",verdict="quota_exhausted"} 1"#,
             r#"dashscope_proxy_tokens_total{key="abc",model="m1",direction="output"} 7"#,
+            r#"dashscope_proxy_estimated_tokens_total{key="abc",model="m1"} 11"#,
             r#"dashscope_proxy_slots{state="cooling"} 1"#,
             r#"dashscope_proxy_workers{state="idle"} 3"#,
             "dashscope_proxy_state_writes_total 3",

@@ -5,10 +5,14 @@
 
 pub(crate) mod bench;
 pub(crate) mod body;
+pub(crate) mod bound;
+pub(crate) mod charge;
 pub(crate) mod estimate;
 pub(crate) mod failover;
+pub(crate) mod guard;
 pub(crate) mod headers;
 pub(crate) mod ids;
+pub(crate) mod meter;
 pub(crate) mod pool;
 pub(crate) mod redirect;
 pub(crate) mod retry_after;

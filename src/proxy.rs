@@ -5,6 +5,7 @@
 //! scheduler's lock for single questions only.
 
 mod attempt;
+pub(crate) mod counting;
 mod heads;
 mod story;
 mod walk;
@@ -27,7 +28,6 @@ use crate::policy::ids::{self, Makes};
 use crate::policy::pool::{KeyIndex, Pool, Slot, is_model_id};
 use crate::policy::route::{Endpoint, Protocol, Rule};
 use crate::policy::scheduler::{Scheduler, Wanted};
-use crate::policy::verdict::Verdict;
 use crate::relay::{self, Client, End, Held, Relayed};
 use crate::store::Store;
 use crate::upstream::{self, CallError, FailureKind, Over, Upstream};
@@ -115,7 +115,6 @@ impl Proxy {
         }
         // The connection is free for its next request while the disk works.
         drop(client);
-        self.tally(&mut story);
         if story.learned {
             self.store.settle(&self.scheduler);
         }
@@ -220,19 +219,6 @@ impl Proxy {
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
         Ok(())
-    }
-
-    /// Counts what an answer used, when it has ended however it did.
-    fn tally(&self, story: &mut Story) {
-        let Some(slot) = story.slot.clone().filter(|_| story.verdict == Some(Verdict::Success))
-        else {
-            return;
-        };
-        let usage = story.usage;
-        story.learned |= self.scheduler.lock().count(&slot, usage, clock::now());
-        if let Some(usage) = usage {
-            self.metrics.used(self.pool.label(slot.key), self.model_name(&slot), usage);
-        }
     }
 
     /// A model's name where no client's text may stand.

@@ -217,8 +217,9 @@ impl Held {
 }
 
 /// Sends the head, what was held, and the rest of the body as it comes. `see` is shown every part
-/// after it has been sent. The head waits for the first bytes of the body: an answer that breaks off
-/// before them can still be told from one that was cut.
+/// before it is sent, and an empty one before a clean end: who reads the end may rely on what it
+/// taught. The head waits for the first bytes of the body: an answer that breaks off before them
+/// can still be told from one that was cut.
 ///
 /// # Errors
 /// When the body breaks off before its first byte: the client has been sent nothing.
@@ -235,10 +236,13 @@ pub(crate) fn relay(
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
     relayed.end = match copy(held, body, client, &mut relayed, &mut see) {
-        Ok(()) => match client.finish() {
-            Ok(()) => End::Clean,
-            Err(_) => End::ClientLeft,
-        },
+        Ok(()) => {
+            see(&[]);
+            match client.finish() {
+                Ok(()) => End::Clean,
+                Err(_) => End::ClientLeft,
+            }
+        }
         Err(end) => end,
     };
     if relayed.end != End::Clean {
@@ -255,9 +259,8 @@ fn copy(
     see: &mut dyn FnMut(&[u8]),
 ) -> Result<(), End> {
     let mut send = |client: &mut dyn Client, bytes: &[u8], relayed: &mut Relayed| {
-        send(client, bytes, relayed)?;
         see(bytes);
-        Ok(())
+        send(client, bytes, relayed)
     };
     if !held.bytes.is_empty() {
         send(client, &held.bytes, relayed)?;

@@ -15,8 +15,9 @@ use crate::error::StartupError;
 use crate::metrics::Metrics;
 use crate::panics::{Alarm, Event};
 use crate::policy::pool::Pool;
-use crate::policy::scheduler::Scheduler;
+use crate::policy::scheduler::{Guarded, Scheduler};
 use crate::proxy::Proxy;
+use crate::proxy::counting::log_guard;
 use crate::server::{self, Server};
 use crate::store::Store;
 use crate::supervisor;
@@ -64,7 +65,8 @@ impl Service {
         let newest = file.newest_change();
         let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
         let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
-        let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
+        let mut scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
+        let guarded = scheduler.set_guard(config.guard(), now);
         for doubt in doubts_of_the_clock(&scheduler, config.cooldown, newest, now) {
             warn!("clock {doubt}");
         }
@@ -83,8 +85,9 @@ impl Service {
             Arc::clone(&metrics),
         ));
         let (pool, disk) = (Arc::clone(&scheduler), Arc::clone(&store));
-        let admin = Arc::new(Admin::new(pool, disk, metrics, config.free_quota_tokens));
+        let admin = Arc::new(Admin::new(pool, disk, metrics));
         introduce(&config, &scheduler.lock(), &store);
+        tell_guarded(&guarded, scheduler.lock().pool());
         let server =
             Server::start(listening, Arc::clone(&config), proxy, admin, &alarm).map_err(system)?;
         supervisor::ready(&server.address().to_string());
@@ -238,7 +241,21 @@ fn introduce(config: &Config, scheduler: &Scheduler, store: &Store) {
         labels.join(",")
     );
     info!("state file={} writable={}", store.path().display(), store.is_writable());
+    let guard = match config.quota_guard {
+        Some(percent) => format!(
+            "guard={percent}%: a slot is left at {percent} % of its FREE_QUOTA_TOKENS, by what its answers say; what uses the account beside this proxy is not seen"
+        ),
+        None => "guard=off: QUOTA_GUARD can leave a slot before that".to_owned(),
+    };
     info!(
-        "reminder \"free quota only\" (免费额度用完即停) must be on in the Model Studio console for every model; where it is off, DashScope bills an exhausted model instead of refusing it"
+        "reminder \"free quota only\" (免费额度用完即停) must be on in the Model Studio console for every model; where it is off, DashScope bills an exhausted model instead of refusing it; {guard}"
     );
+}
+
+/// What the guard found at the start.
+fn tell_guarded(guarded: &Guarded, pool: &Pool) {
+    guarded.left.iter().for_each(|left| log_guard("", &pool.show(&left.slot), left));
+    for slot in &guarded.released {
+        info!("guard slot={} released=true: it is below the limit of today", pool.show(slot));
+    }
 }

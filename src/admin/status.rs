@@ -6,14 +6,15 @@ use serde_json::{Value, json};
 
 use crate::clock::Moment;
 use crate::policy::pool::Pool;
-use crate::policy::scheduler::{Scheduler, SlotView, Standing};
+use crate::policy::scheduler::{Guarding, Scheduler, SlotView, Standing};
 use crate::policy::verdict::Verdict;
 
-/// The pool and its slots. `free_quota`: how many tokens a slot's has; 0 = unknown.
-pub(crate) fn pool(scheduler: &Scheduler, free_quota: u64, moment: Moment) -> Value {
+/// The pool and its slots.
+pub(crate) fn pool(scheduler: &Scheduler, moment: Moment) -> Value {
     let pool = scheduler.pool();
     let views = scheduler.view(moment);
-    let models: Vec<Value> = views.iter().map(|view| slot(pool, view, free_quota)).collect();
+    let models: Vec<Value> = views.iter().map(|view| slot(pool, view)).collect();
+    let guard = scheduler.guard();
     let twins = scheduler.twins().iter();
     let twins: Vec<_> = twins.map(|(a, b)| [pool.label(*a), pool.label(*b)]).collect();
     json!({
@@ -21,17 +22,22 @@ pub(crate) fn pool(scheduler: &Scheduler, free_quota: u64, moment: Moment) -> Va
         "modelsPerKey": pool.model_count(),
         "totalSlots": pool.slot_count(),
         "availableSlots": scheduler.available_count(moment.calendar),
-        "freeQuotaTokens": Some(free_quota).filter(|tokens| *tokens > 0),
+        "freeQuotaTokens": Some(guard.quotas.usual).filter(|tokens| *tokens > 0),
+        "quotaGuard": guard.percent,
         "sameAccount": twins,
         "models": models,
     })
 }
 
-fn slot(pool: &Pool, view: &SlotView<'_>, free_quota: u64) -> Value {
+fn slot(pool: &Pool, view: &SlotView<'_>) -> Value {
     let (state, reason, rest) = match view.standing {
         Standing::Available => ("available", None, None),
         Standing::Benched(rest) => ("benched", view.last_verdict.map(Verdict::name), Some(rest)),
         Standing::Cooling(rest) => ("cooling", Some("free_quota_exhausted"), Some(rest)),
+        Standing::Guarded if view.guarding == Guarding::Left => {
+            ("guarded", Some("quota_guard"), None)
+        }
+        Standing::Guarded => ("guarded", Some("free_quota_exhausted"), None),
         Standing::Disabled => ("disabled", Some("manual"), None),
     };
     json!({
@@ -52,9 +58,12 @@ fn slot(pool: &Pool, view: &SlotView<'_>, free_quota: u64) -> Value {
         "requests": view.tally.requests,
         "inputTokens": view.tally.input_tokens,
         "outputTokens": view.tally.output_tokens,
+        "estimatedTokens": view.tally.estimated_tokens,
         "images": view.tally.images,
         "unknownRequests": view.tally.unknown_requests,
-        "estimatedTokensLeft": tokens_left(view, free_quota),
+        "freeQuotaTokens": view.quota,
+        "estimatedTokensLeft": tokens_left(view),
+        "guard": view.guarding.name(),
     })
 }
 
@@ -63,13 +72,17 @@ fn whole_seconds(rest: Duration) -> u64 {
     u64::try_from(rest.as_millis().div_ceil(1000)).unwrap_or(u64::MAX)
 }
 
-/// What may be left of a slot's free quota. Answers that did not say what they used make it too
-/// much.
-fn tokens_left(view: &SlotView<'_>, free_quota: u64) -> Option<u64> {
-    let used = view.tally.input_tokens.saturating_add(view.tally.output_tokens);
-    match view.standing {
-        _ if free_quota == 0 => None,
-        Standing::Cooling(_) => Some(0),
-        _ => Some(free_quota.saturating_sub(used)),
+/// What is left at least of a slot's free quota, if nothing else uses the account; nothing once
+/// DashScope has said so.
+fn tokens_left(view: &SlotView<'_>) -> Option<u64> {
+    let is_refused = match view.standing {
+        Standing::Cooling(_) => true,
+        Standing::Guarded => view.guarding != Guarding::Left,
+        _ => false,
+    };
+    match view.quota {
+        Some(_) if is_refused => Some(0),
+        Some(_) | None if view.tally.is_in_other_units() => None,
+        quota => quota.map(|quota| quota.saturating_sub(view.tally.tokens())),
     }
 }

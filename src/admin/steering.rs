@@ -11,7 +11,7 @@ use crate::clock::{self, Timestamp};
 use crate::error::ProxyError;
 use crate::policy::pool::{KeyIndex, Pool, Slot};
 use crate::policy::route::Steer;
-use crate::policy::scheduler::{Scheduler, Scope};
+use crate::policy::scheduler::{Guarding, Scheduler, Scope};
 
 /// What is named in a request. An unknown member is an error, so that a typing error changes
 /// nothing.
@@ -22,6 +22,9 @@ struct Named {
     model: Option<String>,
     #[serde(default)]
     all: bool,
+    /// Whether counts are set to 0 as well; only for a reset.
+    #[serde(default)]
+    usage: bool,
 }
 
 /// A key by its label (or its whole hash), or by its place in `DASHSCOPE_API_KEYS` from 0 on.
@@ -36,7 +39,10 @@ enum KeyName {
 #[derive(Debug)]
 pub(crate) struct Steered {
     scope: Scope,
+    usage: bool,
     changed: Vec<Slot>,
+    /// Slots for which the guard is lifted now.
+    lifted: Vec<Slot>,
 }
 
 impl Steered {
@@ -44,7 +50,12 @@ impl Steered {
     pub(crate) fn answer(&self, pool: &Pool, is_written: bool) -> Value {
         let named = |slot: &Slot| json!({"key": pool.label(slot.key), "model": &*slot.model});
         let changed: Vec<Value> = self.changed.iter().map(named).collect();
-        json!({"ok": true, "changed": changed, "stateWritten": is_written})
+        let lifted: Vec<Value> = self.lifted.iter().map(named).collect();
+        let mut answer = json!({"ok": true, "changed": changed, "stateWritten": is_written});
+        if !lifted.is_empty() {
+            answer["guardLifted"] = lifted.into();
+        }
+        answer
     }
 }
 
@@ -58,13 +69,17 @@ pub(crate) fn apply(
     body: &[u8],
     now: Timestamp,
 ) -> Result<Steered, ProxyError> {
-    let scope = scope(steer, body, scheduler.pool())?;
+    let (scope, usage) = scope(steer, body, scheduler.pool())?;
     let changed = match steer {
-        Steer::Reset => scheduler.reset(&scope, now),
+        Steer::Reset => scheduler.reset(&scope, usage, now),
         Steer::Disable => scheduler.disable(scope.clone(), now),
         Steer::Enable => scheduler.enable(&scope, now),
     };
-    Ok(Steered { scope, changed })
+    let is_lifted = |slot: &Slot| {
+        steer == Steer::Reset && scope.covers(slot) && scheduler.guarding(slot) == Guarding::Lifted
+    };
+    let lifted = scheduler.pool().slots().filter(is_lifted).collect();
+    Ok(Steered { scope, usage, changed, lifted })
 }
 
 impl Admin {
@@ -76,23 +91,27 @@ impl Admin {
         let steered = apply(&mut self.scheduler.lock(), steer, body, clock::now())?;
         let is_written = self.store.commit(&self.scheduler);
         let pool = Arc::clone(self.scheduler.lock().pool());
-        let Steered { scope, changed } = &steered;
+        let Steered { scope, usage, changed, lifted } = &steered;
         info!(
-            "steer action={} key={} model={} changed={} state_written={is_written}",
+            "steer action={} key={} model={} changed={} state_written={is_written} guard_lifted={} usage_reset={usage}",
             steer.name(),
             scope.key.map_or("*", |key| pool.label(key)),
             scope.model.as_deref().unwrap_or("*"),
-            changed.len()
+            changed.len(),
+            lifted.len()
         );
         Ok(steered.answer(&pool, is_written))
     }
 }
 
-/// The part of the pool that a request names.
-fn scope(steer: Steer, body: &[u8], pool: &Pool) -> Result<Scope, ProxyError> {
+/// The part of the pool that a request names, and whether its counts are meant, too.
+fn scope(steer: Steer, body: &[u8], pool: &Pool) -> Result<(Scope, bool), ProxyError> {
     let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
-    let Named { key, model, all } = serde_json::from_slice(body)
+    let Named { key, model, all, usage } = serde_json::from_slice(body)
         .map_err(|error| ProxyError::Command(format!("the body is not understood: {error}")))?;
+    if usage && steer != Steer::Reset {
+        return Err(ProxyError::Command("`usage` is for a reset".to_owned()));
+    }
     if all && (key.is_some() || model.is_some()) {
         return Err(ProxyError::Command("name a key or a model, or `all`, not both".to_owned()));
     }
@@ -103,7 +122,7 @@ fn scope(steer: Steer, body: &[u8], pool: &Pool) -> Result<Scope, ProxyError> {
     }
     let key = key.map(|key| find_key(&key, pool)).transpose()?;
     let model = model.map(|model| find_model(model, pool)).transpose()?;
-    Ok(Scope { key, model })
+    Ok((Scope { key, model }, usage))
 }
 
 fn find_key(name: &KeyName, pool: &Pool) -> Result<KeyIndex, ProxyError> {
@@ -131,7 +150,23 @@ mod tests {
     }
 
     fn named(steer: Steer, body: &str) -> Result<Scope, ProxyError> {
-        scope(steer, body.as_bytes(), &pool())
+        scope(steer, body.as_bytes(), &pool()).map(|(scope, _)| scope)
+    }
+
+    #[test]
+    fn counts_are_reset_only_where_that_is_said() {
+        let usage = |steer, body: &str| scope(steer, body.as_bytes(), &pool()).map(|named| named.1);
+        assert!(!usage(Steer::Reset, r#"{"key":0}"#).unwrap());
+        assert!(!usage(Steer::Reset, r#"{"key":0,"usage":false}"#).unwrap());
+        assert!(usage(Steer::Reset, r#"{"all":true,"usage":true}"#).unwrap());
+        for (steer, body) in [
+            (Steer::Reset, r#"{"usage":true}"#),
+            (Steer::Reset, r#"{"all":true,"usage":"yes"}"#),
+            (Steer::Disable, r#"{"all":true,"usage":true}"#),
+            (Steer::Enable, r#"{"usage":true}"#),
+        ] {
+            assert_eq!(usage(steer, body).unwrap_err().status(), 400, "{body}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `check`: looks for what is wrong before, or while, a proxy runs. It changes nothing.
 
+mod guard;
 mod local;
 mod remote;
 

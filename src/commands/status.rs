@@ -16,7 +16,7 @@ pub(super) fn run(config: &Config, json: bool, colours: bool) -> Result<Report, 
         Some(answer) => (Source::Proxy(answer.address), answer.body),
         None => {
             let scheduler = scheduler(config, store::peek(&config.state_path)?);
-            let status = admin::status::pool(&scheduler, config.free_quota_tokens, clock::moment());
+            let status = admin::status::pool(&scheduler, clock::moment());
             (Source::File(config.state_path.clone()), status)
         }
     };
@@ -35,5 +35,7 @@ pub(super) fn run(config: &Config, json: bool, colours: bool) -> Result<Report, 
 pub(super) fn scheduler(config: &Config, file: StateFile) -> Scheduler {
     let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
     let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
-    Scheduler::new(pool, config.cooldown, file, clock::now())
+    let mut scheduler = Scheduler::new(pool, config.cooldown, file, clock::now());
+    scheduler.set_guard(config.guard(), clock::now());
+    scheduler
 }

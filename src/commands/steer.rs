@@ -18,6 +18,9 @@ use crate::store::{self, Store};
 #[serde(rename_all = "camelCase")]
 struct Done {
     changed: Vec<Changed>,
+    /// Missing where nothing was lifted.
+    #[serde(default)]
+    guard_lifted: Vec<Changed>,
     state_written: bool,
 }
 
@@ -46,7 +49,7 @@ pub(super) fn run(
         let done = serde_json::from_value(answer).map_err(|error| {
             CommandError::Unavailable(format!("{source} answers in another way: {error}"))
         })?;
-        in_words(steer, &done, &source)
+        in_words(steer, target, &done, &source)
     };
     Ok(Report { text, exit_code: 0 })
 }
@@ -62,6 +65,9 @@ fn body(target: &Target) -> Vec<u8> {
     }
     if target.all {
         body["all"] = true.into();
+    }
+    if target.usage {
+        body["usage"] = true.into();
     }
     body.to_string().into_bytes()
 }
@@ -85,9 +91,13 @@ fn on_file(config: &Config, steer: Steer, body: &[u8]) -> Result<Value, CommandE
     Ok(steered.answer(scheduler.pool(), true))
 }
 
-fn in_words(steer: Steer, done: &Done, source: &Source) -> String {
+fn lines(slots: &[Changed]) -> String {
+    slots.iter().map(|Changed { key, model }| format!("  {key}  {model}\n")).collect()
+}
+
+fn in_words(steer: Steer, target: &Target, done: &Done, source: &Source) -> String {
     let what = match steer {
-        Steer::Reset => "no longer cooling",
+        Steer::Reset => "no longer cooling or guarded",
         Steer::Disable => "switched off",
         Steer::Enable => "switched on",
     };
@@ -96,9 +106,13 @@ fn in_words(steer: Steer, done: &Done, source: &Source) -> String {
         1 => format!("1 slot is {what}"),
         count => format!("{count} slots are {what}"),
     };
-    let mut text = format!("{count} ({source})\n");
-    for Changed { key, model } in &done.changed {
-        text.push_str(&format!("  {key}  {model}\n"));
+    let mut text = format!("{count} ({source})\n{}", lines(&done.changed));
+    if target.usage {
+        text.push_str("The counted and estimated tokens of what was named are set to 0: QUOTA_GUARD counts anew.\n");
+    }
+    if !done.guard_lifted.is_empty() {
+        text.push_str("QUOTA_GUARD does NOT watch these any more, and their calls may be billed, until --usage resets their counts:\n");
+        text.push_str(&lines(&done.guard_lifted));
     }
     if !done.state_written {
         text.push_str("It is not on disk yet: the state file cannot be written.\n");

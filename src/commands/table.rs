@@ -20,6 +20,7 @@ const CUT: &str = "..";
 struct Status {
     total_keys: u64,
     models_per_key: u64,
+    quota_guard: Option<u64>,
     total_slots: u64,
     available_slots: u64,
     #[serde(default)]
@@ -55,6 +56,7 @@ struct Row {
     unknown_requests: u64,
     input_tokens: u64,
     output_tokens: u64,
+    estimated_tokens: u64,
     estimated_tokens_left: Option<u64>,
     last_error: Option<String>,
     last_verdict: Option<String>,
@@ -73,7 +75,7 @@ pub(super) fn render(
     let mut text = introduction(&status, source);
     let widths = status.models.iter().map(|row| width(&row.id));
     let model = widths.max().unwrap_or(0).clamp("MODEL".len(), WIDEST_MODEL);
-    let heads = ["KEY", "MODEL", "STATE", "FOR", "REQ", "USED", "LEFT", "LAST ERROR"];
+    let heads = ["KEY", "MODEL", "STATE", "FOR", "REQ", "USED", "EST", "LEFT", "LAST ERROR"];
     text.push_str(&line(" ", heads, model, None));
     for row in &status.models {
         let colour = if colours { colour(&row.state) } else { None };
@@ -84,6 +86,14 @@ pub(super) fn render(
     }
     if status.models.iter().any(|row| row.unknown_requests > 0) {
         text.push_str("> <: some answers did not say how many tokens they used\n");
+    }
+    if status.models.iter().any(|row| row.estimated_tokens > 0) {
+        text.push_str("EST: the most that such answers, and those that were cut, can have used\n");
+    }
+    if status.models.iter().any(|row| row.state == "guarded") {
+        text.push_str(
+            "guarded: kept from requests until `reset`, so that DashScope cannot bill it\n",
+        );
     }
     Ok(text)
 }
@@ -108,6 +118,9 @@ fn introduction(status: &Status, source: &Source) -> String {
         "{} keys x {} models: {} of {} slots available\n",
         status.total_keys, status.models_per_key, status.available_slots, status.total_slots
     ));
+    if let Some(percent) = status.quota_guard {
+        text.push_str(&format!("QUOTA_GUARD: a slot is left at {percent} % of its free quota\n"));
+    }
     for pair in &status.same_account {
         text.push_str(&format!("{} look like two keys of one account\n", pair.join(" and ")));
     }
@@ -118,12 +131,14 @@ fn introduction(status: &Status, source: &Source) -> String {
 impl Row {
     fn line(&self, model: usize, colour: Option<&str>) -> String {
         let mark = if self.current_key && self.current_model { "*" } else { " " };
-        let (at_least, at_most) = if self.unknown_requests > 0 { (">", "<") } else { ("", "") };
         let used = self.input_tokens.saturating_add(self.output_tokens);
+        let at_least = if self.unknown_requests > 0 { ">" } else { "" };
+        // Counted before there were estimates.
+        let is_too_high = self.unknown_requests > 0 && self.estimated_tokens == 0;
         let left = match self.estimated_tokens_left {
             None => "?".to_owned(),
-            Some(0) => "0".to_owned(),
-            Some(left) => format!("{at_most}{}", short(left)),
+            Some(left) if is_too_high && left > 0 => format!("<{}", short(left)),
+            Some(left) => short(left),
         };
         let error = self.last_error.as_deref().or(match self.state.as_str() {
             "benched" => self.last_verdict.as_deref(),
@@ -136,6 +151,7 @@ impl Row {
             &self.seconds_left.map_or_else(String::new, |left| in_words(left as u64)),
             &short(self.requests),
             &format!("{at_least}{}", short(used)),
+            &short(self.estimated_tokens),
             &left,
             error.unwrap_or_default(),
         ];
@@ -144,24 +160,25 @@ impl Row {
 }
 
 /// One line. `colour` is for the state.
-fn line(mark: &str, cells: [&str; 8], model: usize, colour: Option<&str>) -> String {
-    let [key, name, state, rest, requests, used, left, error] = cells;
+fn line(mark: &str, cells: [&str; 9], model: usize, colour: Option<&str>) -> String {
+    let [key, name, state, rest, requests, used, estimated, left, error] = cells;
     let state = fitted(state, 9);
     let state = match colour {
         Some(colour) => format!("\x1b[{colour}m{state}\x1b[0m"),
         None => state,
     };
     let mut text = format!(
-        "{mark} {} {} {state} {} {} {} {} ",
+        "{mark} {} {} {state} {} {} {} {} {} ",
         fitted(key, 12),
         fitted(name, model),
         to_the_right(rest, 7),
         to_the_right(requests, 5),
         to_the_right(used, 6),
+        to_the_right(estimated, 5),
         to_the_right(left, 6),
     );
     // Mark, blanks, and the widths above.
-    let before = 2 + 12 + 1 + model + 1 + 9 + 1 + 7 + 1 + 5 + 1 + 6 + 1 + 6 + 1;
+    let before = 2 + 12 + 1 + model + 1 + 9 + 1 + 7 + 1 + 5 + 1 + 6 + 1 + 5 + 1 + 6 + 1;
     text.push_str(&fitted(error, WIDTH - before));
     format!("{}\n", text.trim_end())
 }
@@ -172,6 +189,7 @@ fn colour(state: &str) -> Option<&'static str> {
         "available" => Some("32"),
         "benched" => Some("33"),
         "cooling" => Some("31"),
+        "guarded" => Some("35"),
         "disabled" => Some("2"),
         _ => None,
     }
@@ -260,6 +278,7 @@ mod tests {
             "keyHash": "6ab9f1eb8f7d", "id": "m".repeat(128), "state": "available",
             "currentKey": true, "currentModel": true, "secondsLeft": u64::MAX,
             "requests": u64::MAX, "unknownRequests": 1, "inputTokens": u64::MAX, "outputTokens": 1,
+            "estimatedTokens": u64::MAX,
             "estimatedTokensLeft": u64::MAX, "lastError": "免费额度用完即停".repeat(50),
         })
     }
@@ -278,7 +297,8 @@ mod tests {
     fn columns_stand_below_each_other() {
         let slot = |id: &str, error: Value| {
             json!({"keyHash": "6ab9f1eb8f7d", "id": id, "state": "cooling", "secondsLeft": 90,
-                   "requests": 3, "inputTokens": 1200, "estimatedTokensLeft": 0,
+                   "requests": 3, "inputTokens": 1200, "estimatedTokens": 56,
+                   "estimatedTokensLeft": 0,
                    "lastError": error})
         };
         let text =
@@ -286,13 +306,13 @@ mod tests {
         let lines: Vec<&str> = text.lines().skip_while(|line| !line.contains("KEY")).collect();
         assert_eq!(
             lines[0],
-            "  KEY          MODEL   STATE         FOR   REQ   USED   LEFT LAST ERROR"
+            "  KEY          MODEL   STATE         FOR   REQ   USED   EST   LEFT LAST ERROR"
         );
         assert_eq!(
             lines[1],
-            "  6ab9f1eb8f7d m1      cooling     1m30s     3   1.2k      0 used up"
+            "  6ab9f1eb8f7d m1      cooling     1m30s     3   1.2k    56      0 used up"
         );
-        assert_eq!(lines[2], "  6ab9f1eb8f7d model-2 cooling     1m30s     3   1.2k      0");
+        assert_eq!(lines[2], "  6ab9f1eb8f7d model-2 cooling     1m30s     3   1.2k    56      0");
     }
 
     #[test]

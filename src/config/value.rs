@@ -6,12 +6,14 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use super::list::items;
 use super::url::{Origin, UrlError, is_host_name};
 use super::{AuthMode, ModelSelection};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use crate::policy::failover::Failover;
+use crate::policy::guard::Quotas;
 use crate::secret::Secret;
 
 /// Reads a number written with digits alone.
@@ -44,7 +46,37 @@ pub(super) fn host(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Reads how the key is sent upstream.
+/// Reads how many tokens free quotas have: a number, then exceptions as `model=number`. Whether
+/// there are such models is for the caller to see. No message holds an item, only its number.
+pub(super) fn quotas(text: &str) -> Result<Quotas, String> {
+    let of = |text: &str| number(text.trim(), &(0..=u64::MAX));
+    let mut items = items(text);
+    let usual = of(items.next().unwrap_or_default())
+        .map_err(|flaw| format!("{flaw}, then exceptions as model=number"))?;
+    let mut exceptions: Vec<(String, u64)> = Vec::new();
+    for (place, item) in (2..).zip(items) {
+        let (model, tokens) =
+            item.split_once('=').ok_or_else(|| format!("item {place} must be model=number"))?;
+        let model = model.trim().to_owned();
+        let tokens = of(tokens).map_err(|flaw| format!("item {place}, after its `=`, {flaw}"))?;
+        if exceptions.iter().any(|(known, _)| *known == model) {
+            return Err(format!("item {place} names a model for the second time"));
+        }
+        exceptions.push((model, tokens));
+    }
+    Ok(Quotas { usual, exceptions })
+}
+
+/// Reads at which share of its quota a slot is left, in percent; `None` = never.
+pub(super) fn quota_guard(text: &str) -> Result<Option<u8>, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "off" => Ok(None),
+        text => number(text, &(1..=100))
+            .map(Some)
+            .map_err(|_| "must be off, or a whole number from 1 to 100 (percent)"),
+    }
+}
+
 /// The certificates of a PEM file, as DER.
 pub(super) fn certificates(pem: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let parsed = CertificateDer::pem_slice_iter(pem).map(|item| item.map(|der| der.to_vec()));
@@ -71,6 +103,7 @@ pub(super) fn failover(text: &str) -> Result<Failover, &'static str> {
     }
 }
 
+/// Reads how the key is sent upstream.
 pub(super) fn auth_mode(text: &str) -> Result<AuthMode, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "authorization" => Ok(AuthMode::Authorization),
@@ -148,6 +181,46 @@ mod tests {
         {
             let flaw = Err("must be a whole number from 1 to 9".to_owned());
             assert_eq!(number(text, &(1_u16..=9)), flaw, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn quotas_are_a_number_and_exceptions() {
+        let read = |text| {
+            let Quotas { usual, exceptions } = quotas(text).unwrap();
+            (usual, exceptions)
+        };
+        let own = |model: &str, tokens| (model.to_owned(), tokens);
+        assert_eq!(read("0"), (0, vec![]));
+        assert_eq!(read("1000000,qwen-image=0"), (1_000_000, vec![own("qwen-image", 0)]));
+        assert_eq!(read("\" 5 , b = 6,\na=7, \""), (5, vec![own("b", 6), own("a", 7)]));
+        for text in [
+            "a=1",
+            "1,2",
+            "1,a=",
+            "1,a=b=2",
+            "1,a=-1",
+            "1,a=1,a=1",
+            "1 000",
+            "1_000",
+            "1e6",
+            "99999999999999999999",
+            ",",
+            "1，a=0",
+        ] {
+            assert!(quotas(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_guard_is_off_or_a_percentage() {
+        assert_eq!(quota_guard("Off"), Ok(None));
+        assert_eq!(
+            ["1", "090", "100"].map(quota_guard),
+            [Ok(Some(1)), Ok(Some(90)), Ok(Some(100))]
+        );
+        for text in ["0", "101", "90%", "on", "90.5", "-1", "1e1", "90,", "０"] {
+            assert!(quota_guard(text).is_err(), "{text}");
         }
     }
 

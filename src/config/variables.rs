@@ -24,6 +24,7 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable { name: "UPSTREAM_AUTH_MODE", default: Some("authorization") },
     Variable { name: "MODEL_COOLDOWN_SECONDS", default: Some("2592000") },
     Variable { name: "FREE_QUOTA_TOKENS", default: Some("1000000") },
+    Variable { name: "QUOTA_GUARD", default: Some("off") },
     Variable { name: "STATE_PATH", default: Some("./data/proxy-state.json") },
     Variable { name: "CORS_ORIGIN", default: Some("*") },
     Variable { name: "MODEL_SELECTION", default: Some("pool") },

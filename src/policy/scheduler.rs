@@ -5,6 +5,7 @@
 
 mod ask;
 mod control;
+mod guarding;
 mod pins;
 mod slots;
 mod tallies;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::bench::{Benches, Rest};
+use super::guard::Guard;
 use super::pool::{KeyIndex, Pool, Slot};
 use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
@@ -25,10 +27,13 @@ use ask::Doubt;
 pub(crate) use ask::{Ask, Next, Tried, Wanted};
 use control::Disabled;
 pub(crate) use control::Scope;
+use guarding::Marks;
+pub(crate) use guarding::{Guarded, Guarding, Left};
 use pins::Pins;
 pub(crate) use slots::Snapshot;
 use slots::{Cursor, SlotState};
 use tallies::Tallies;
+pub(crate) use tallies::Tally;
 pub(crate) use view::{SlotView, Standing};
 
 /// How unwillingly a slot is given.
@@ -92,6 +97,9 @@ pub(crate) struct Scheduler {
     pins: Pins,
     tallies: Tallies,
     disabled: Disabled,
+    guard: Guard,
+    /// What the guard has left, and for what it was lifted.
+    marks: Marks,
     /// What the last answer of a slot meant, for the status page.
     last_verdicts: HashMap<Slot, Verdict>,
     /// The file as it was read: strangers' records and fields are written back from here.
@@ -116,6 +124,7 @@ impl Scheduler {
         let pins = Pins::take(&mut file);
         let tallies = Tallies::take(&mut file, &pool);
         let disabled = Disabled::take(&mut file, &pool);
+        let marks = Marks::take(&mut file, &pool);
         let fresh = |slot| (slot, SlotState { updated_at: now, ..SlotState::default() });
         let mut slots: HashMap<Slot, SlotState> = pool.slots().map(fresh).collect();
         for record in file.model_state.values() {
@@ -142,6 +151,8 @@ impl Scheduler {
             pins,
             tallies,
             disabled,
+            guard: Guard::default(),
+            marks,
             last_verdicts: HashMap::new(),
             base: Arc::new(file),
             tick: Tick::default(),
@@ -200,14 +211,15 @@ impl Scheduler {
         let until = now.plus(self.cooldown);
         let slot = self.slots.entry(pick.slot.clone()).or_default();
         slot.failure_count += 1;
+        let failures = slot.failure_count;
         slot.updated_at = now;
         // What began before a reset says nothing about the quota after it.
         if pick.began >= slot.reset {
             slot.cooldown_until = until;
             slot.last_error = Some(message.into());
             slot.exhausted = tick;
+            self.forget_left(&pick.slot);
         }
-        let failures = slot.failure_count;
         self.leave_cooling(pick.slot.key, now);
         self.change();
         self.cooled = self.revision;
@@ -337,6 +349,7 @@ impl Scheduler {
             pins: self.pins.clone(),
             tallies: self.tallies.clone(),
             disabled: self.disabled.clone(),
+            marks: self.marks.clone(),
             base: Arc::clone(&self.base),
         }
     }
@@ -416,19 +429,27 @@ impl Scheduler {
     }
 
     fn is_available(&self, slot: &Slot, now: Timestamp) -> bool {
-        self.slots.get(slot).is_none_or(|state| state.cooldown_until <= now)
-            && !self.is_disabled(slot)
+        !self.is_cooling(slot, now) && !self.is_disabled(slot)
+    }
+
+    /// Whether a slot cools. A guarded pool does not try it again when that is over: the quota
+    /// never comes back, so a call would be refused or billed.
+    fn is_cooling(&self, slot: &Slot, now: Timestamp) -> bool {
+        let is_for_good = |state: &SlotState| self.guard.is_on() && state.has_cooldown();
+        self.slots.get(slot).is_some_and(|state| state.cooldown_until > now || is_for_good(state))
     }
 
     fn none_available(&self, ask: &Ask<'_>) -> Next {
         let slots: Vec<Slot> = self.walk(ask.wanted, ask.key).collect();
         let enabled = slots.iter().filter(|slot| !self.is_disabled(slot));
-        let ends = enabled.filter_map(|slot| self.slots.get(slot));
-        let ends: Vec<Timestamp> = ends.map(|state| state.cooldown_until).collect();
+        let enabled: Vec<&Slot> = enabled.filter(|slot| self.slots.contains_key(slot)).collect();
+        let ends = enabled.iter().map(|slot| self.slots[*slot].cooldown_until);
+        let guarded = enabled.iter().filter(|slot| self.is_left(slot)).count();
         Next::NoneAvailable {
-            until: ends.iter().min().copied(),
-            cooling: ends.len(),
-            disabled: slots.len() - ends.len(),
+            until: ends.min().filter(|_| !self.guard.is_on()),
+            cooling: enabled.len() - guarded,
+            guarded,
+            disabled: slots.len() - enabled.len(),
         }
     }
 

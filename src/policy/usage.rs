@@ -1,8 +1,9 @@
 //! What an answer says it used: read beside the relay, from its first and its last bytes.
 //!
 //! DashScope has three families of names (facts, section 3): `prompt_tokens` and
-//! `completion_tokens`, `input_tokens` and `output_tokens`, and `image_count`. In a stream the
-//! last `usage` counts; what it leaves out was told in the first.
+//! `completion_tokens`, `input_tokens` and `output_tokens`, and what is not counted in tokens:
+//! images, seconds, characters. In a stream the last `usage` counts; what it leaves out was told
+//! in the first.
 
 use serde::Deserialize;
 
@@ -19,6 +20,20 @@ const USUAL: usize = 2 * 1024;
 /// The name of the member. Inside a text of JSON its quotes would be escaped.
 const NAME: &[u8] = b"\"usage\"";
 
+/// What marks the end of a stream. Text of JSON holds no line end, so none of these can be part of
+/// an answer's words.
+const ENDS: [&[u8]; 6] = [
+    b"\ndata: [DONE]",
+    b"\ndata:[DONE]",
+    b"\nevent: message_stop",
+    b"\nevent:message_stop",
+    b"\nevent: response.completed",
+    b"\nevent:response.completed",
+];
+
+/// The longest of [`ENDS`], in bytes: as much of one may have come with the part before.
+const LONGEST_END: usize = 26;
+
 /// What was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -28,6 +43,18 @@ pub(crate) struct Usage {
     pub output: u64,
     /// Pictures that came out.
     pub images: u64,
+    /// Whether it is counted in something else than tokens: images, seconds, characters.
+    pub in_other_units: bool,
+    /// Whether it says nothing of what went in, although it does of what came out.
+    pub lacks_input: bool,
+}
+
+impl Usage {
+    /// Tokens in and out.
+    #[must_use]
+    pub(crate) fn tokens(&self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
 }
 
 /// Watches an answer go by. It keeps at least its last 16 KiB, at most 20.
@@ -88,16 +115,25 @@ impl UsageScan {
         let input = last.input().or(first.input());
         let output = last.output().or(first.output());
         let images = last.image_count.or(first.image_count);
+        let in_other_units = last.has_other_units() || first.has_other_units();
         // An embedding has a total and nothing else.
         let input = input.or(if output.is_none() { last.total_tokens } else { None });
-        if input.is_none() && output.is_none() && images.is_none() {
+        if input.is_none() && output.is_none() && images.is_none() && !in_other_units {
             return None;
         }
-        Some(Usage {
-            input: input.unwrap_or(0),
-            output: output.unwrap_or(0),
-            images: images.unwrap_or(0),
-        })
+        let (lacks_input, input) = (input.is_none() && output.is_some(), input.unwrap_or(0));
+        // What the total has beyond both came out in some way.
+        let rest = last.total_tokens.unwrap_or(0).saturating_sub(input);
+        let output = output.map_or(0, |output| if lacks_input { output } else { output.max(rest) });
+        Some(Usage { input, output, images: images.unwrap_or(0), in_other_units, lacks_input })
+    }
+
+    /// Whether the end of a stream is among the last `recent` bytes that were seen.
+    #[must_use]
+    pub(crate) fn has_ended_within(&self, recent: usize) -> bool {
+        let recent = recent.saturating_add(LONGEST_END);
+        let tail = &self.kept[self.kept.len().saturating_sub(recent)..];
+        ENDS.iter().any(|end| memchr::memmem::find(tail, end).is_some())
     }
 }
 
@@ -116,6 +152,13 @@ struct Told {
     cache_read_input_tokens: Option<u64>,
     total_tokens: Option<u64>,
     image_count: Option<u64>,
+    /// Seconds may be parts of one.
+    seconds: Option<f64>,
+    duration: Option<f64>,
+    audio_seconds: Option<f64>,
+    video_duration: Option<f64>,
+    video_count: Option<u64>,
+    characters: Option<u64>,
 }
 
 impl Told {
@@ -136,6 +179,13 @@ impl Told {
 
     fn output(&self) -> Option<u64> {
         self.completion_tokens.or(self.output_tokens)
+    }
+
+    fn has_other_units(&self) -> bool {
+        let seconds = [self.seconds, self.duration, self.audio_seconds, self.video_duration];
+        let counts = [self.image_count, self.video_count, self.characters];
+        seconds.into_iter().flatten().any(|seconds| seconds > 0.0)
+            || counts.into_iter().flatten().any(|count| count > 0)
     }
 }
 
@@ -190,6 +240,50 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_counted_in_tokens_is_known_as_such() {
+        for (told, others) in [
+            (r#"{"image_count":1}"#, true),
+            (r#"{"image_count":0,"input_tokens":1}"#, false),
+            (r#"{"seconds":1.25}"#, true),
+            (r#"{"duration":4}"#, true),
+            (r#"{"video_duration":5,"video_ratio":"16:9","video_count":1}"#, true),
+            (r#"{"characters":195,"input_tokens":0}"#, true),
+            (r#"{"input_tokens":1277,"output_tokens":30,"image_tokens":1247}"#, false),
+        ] {
+            let usage = scanned(format!(r#"{{"output":{{}},"usage":{told}}}"#).as_bytes(), 7);
+            assert_eq!(usage.unwrap().in_other_units, others, "{told}");
+        }
+    }
+
+    #[test]
+    fn a_total_beyond_both_counts_and_a_missing_input_is_noticed() {
+        let said = r#"{"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":17}}"#;
+        assert_eq!(usage(said), Some((3, 14, 0)));
+        let said = scanned(br#"{"usage":{"output_tokens":4,"total_tokens":9}}"#, 5).unwrap();
+        assert_eq!((said.lacks_input, said.output), (true, 4));
+    }
+
+    #[test]
+    fn the_end_of_a_stream_is_recognised_in_whatever_parts_it_comes() {
+        for end in ENDS {
+            let stream = [b"data: {\"x\":\"[DONE]\"}\n", end, b"\n\n"].concat();
+            for step in [1, 5, 1000] {
+                let mut scan = UsageScan::default();
+                let mut ended = false;
+                for chunk in stream.chunks(step) {
+                    scan.see(chunk);
+                    ended |= scan.has_ended_within(chunk.len());
+                }
+                assert!(ended, "{}", String::from_utf8_lossy(end));
+            }
+            assert!(end.len() <= LONGEST_END);
+        }
+        let mut scan = UsageScan::default();
+        scan.see(br#"data: {"content":"\ndata: [DONE] event:message_stop"}"#);
+        assert!(!scan.has_ended_within(100));
+    }
+
+    #[test]
     fn a_stream_that_does_not_say_is_unknown() {
         assert_eq!(usage("data: {\"usage\":null}\n\ndata: [DONE]\n\n"), None);
         assert_eq!(usage(r#"{"text":"\"usage\":{\"prompt_tokens\":7}"}"#), None);
@@ -233,6 +327,7 @@ mod tests {
             assert!(scan.kept() <= TAIL + STEP);
         }
         scan.see(br#"","usage":{"prompt_tokens":3,"completion_tokens":4}}"#);
-        assert_eq!(scan.usage(), Some(Usage { input: 3, output: 4, images: 0 }));
+        let expected = Usage { input: 3, output: 4, ..Usage::default() };
+        assert_eq!(scan.usage(), Some(expected));
     }
 }

@@ -7,7 +7,6 @@ use super::{ClientRequest, Proxy, Task};
 use crate::error::ProxyError;
 use crate::log_text::{Quoted, millis};
 use crate::policy::pool::Slot;
-use crate::policy::usage::Usage;
 use crate::policy::verdict::Verdict;
 use crate::relay::{End, Relayed};
 
@@ -22,9 +21,8 @@ pub(super) struct Story {
     pub(super) status: u16,
     pub(super) relayed: Option<Relayed>,
     pub(super) refusal: Option<ProxyError>,
-    /// What the answer meant, and what it said it used.
+    /// What the answer meant.
     pub(super) verdict: Option<Verdict>,
-    pub(super) usage: Option<Usage>,
     /// Whether something was learned that belongs on disk.
     pub(super) learned: bool,
 }

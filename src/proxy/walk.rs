@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::attempt::Judged;
+use super::counting::Counting;
 use super::heads::is_event_stream;
 use super::story::Answered;
 use super::{Proxy, Task};
@@ -10,7 +11,6 @@ use crate::clock;
 use crate::error::ProxyError;
 use crate::policy::failover::{self, Avoid, Budget};
 use crate::policy::scheduler::{Ask, Next, Pick, Tried};
-use crate::policy::usage::UsageScan;
 use crate::policy::verdict::{Judgement, LateScan, Verdict};
 use crate::relay::{self, Client};
 use crate::upstream::{self, Answer, CallError, FailureKind};
@@ -132,13 +132,14 @@ impl Proxy {
         let next = self.scheduler.lock().next_slot(&ask, moment);
         match next {
             Next::Slot(pick) => Ok(pick),
-            Next::NoneAvailable { until, cooling, disabled } => {
-                Err(ProxyError::NoSlot { until, now: moment.calendar, cooling, disabled })
+            Next::NoneAvailable { until, cooling, guarded, disabled } => {
+                let now = moment.calendar;
+                Err(ProxyError::NoSlot { until, now, cooling, guarded, disabled })
             }
             // Cooldowns so short that some ended while this request went on.
             Next::NoneLeft => {
                 let (now, cooling) = (moment.calendar, self.pool.slot_count());
-                Err(ProxyError::NoSlot { until: Some(now), now, cooling, disabled: 0 })
+                Err(ProxyError::NoSlot { until: Some(now), now, cooling, guarded: 0, disabled: 0 })
             }
         }
     }
@@ -164,7 +165,10 @@ impl Proxy {
         let head = self.head(&answer, &pick.slot, task.story.attempts);
         task.story.slot = Some(pick.slot.clone());
         task.story.status = head.status;
-        let mut scan = UsageScan::default();
+        let verdict = judgement.verdict;
+        let (request, slot) = (task.request, pick.slot.clone());
+        let mut counting = (verdict == Verdict::Success)
+            .then(|| Counting::new(self, request, slot, &answer, head.length));
         let mut late = is_success_stream(&answer).then(LateScan::default);
         let mut learn = |found: Option<Judgement>| {
             if let Some(exhaustion) = found {
@@ -172,13 +176,15 @@ impl Proxy {
             }
         };
         let see = |bytes: &[u8]| {
-            scan.see(bytes);
+            counting.iter_mut().for_each(|counting| counting.see(bytes));
             learn(late.as_mut().and_then(|late| late.see(bytes)));
         };
         let outcome = relay::relay(&head, held, &mut answer.body, client, see);
         learn(late.as_mut().and_then(LateScan::end));
-        task.story.verdict = Some(judgement.verdict);
-        task.story.usage = scan.usage();
+        if let Some(counting) = counting {
+            counting.end(task.story);
+        }
+        task.story.verdict = Some(verdict);
         match outcome {
             Ok(relayed) => {
                 task.story.relayed = Some(relayed);

@@ -13,6 +13,7 @@ mod every_route;
 mod exhaustion;
 mod failover;
 mod front;
+mod guard;
 mod harness;
 mod life;
 mod logs;

@@ -86,14 +86,18 @@ fn a_chat_stream_tells_its_usage_only_when_it_is_asked_to() {
     let body = r#"{"model":"any","stream":true,"messages":[]}"#;
     assert!(!post_and_learn(&proxy, CHAT, body).text().contains("prompt_tokens"));
     assert_eq!(counts(&proxy, "k1", "m1"), [1, 1, 0, 0, 0]);
-    let left = proxy.slot("k1", "m1")["estimatedTokensLeft"].clone();
-    assert_eq!(left, 1_000_000, "what is unknown makes the estimate too high, and it says so");
+    let slot = proxy.slot("k1", "m1");
+    let (estimated, left) = (&slot["estimatedTokens"], &slot["estimatedTokensLeft"]);
+    let (estimated, left) = (estimated.as_u64().unwrap(), left.as_u64().unwrap());
+    assert!(estimated >= body.len() as u64, "a byte may be a token: {estimated}");
+    assert_eq!(left, 1_000_000 - estimated);
     let body =
         r#"{"model":"any","stream":true,"stream_options":{"include_usage":true},"messages":[]}"#;
     let text = post_and_learn(&proxy, CHAT, body).text();
     assert!(text.contains("prompt_tokens"), "{text}");
     let [requests, unknown, input, output, _] = counts(&proxy, "k1", "m1");
     assert!((requests, unknown) == (2, 1) && input > 0 && output > 0);
+    assert_eq!(proxy.slot("k1", "m1")["estimatedTokens"], estimated, "it says what it used");
 }
 
 #[test]
@@ -134,6 +138,8 @@ fn a_stream_that_is_cut_counts_for_what_it_had_told() {
         assert!(proxy.wait_log(&format!(" request id={id} "), LIMIT));
     }
     assert_eq!(counts(&proxy, "k1", "m1"), [2, 1, 9, 1, 0]);
+    let estimated = proxy.slot("k1", "m1")["estimatedTokens"].as_u64().unwrap();
+    assert!(estimated > 0, "they used more than they had said");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::super::{client, status};
-use super::{Finding, Outcome};
+use super::{Finding, Outcome, guard};
 use crate::clock::{self, Timestamp};
 use crate::config::{Config, Environment, Loaded};
 use crate::service;
@@ -18,7 +18,9 @@ pub(super) fn look(environment: &Environment, loaded: &Loaded) -> Vec<Finding> {
     let mut findings = settings(environment, loaded);
     findings.push(folder(&loaded.config));
     findings.extend(state_and_clock(&loaded.config));
-    findings.extend(proxy_and_accounts(&loaded.config));
+    let (about_proxy, status) = proxy_and_accounts(&loaded.config);
+    findings.extend(about_proxy);
+    findings.extend(guard::look(&loaded.config, status));
     findings
 }
 
@@ -79,25 +81,23 @@ fn state_and_clock(config: &Config) -> Vec<Finding> {
 }
 
 /// Whether a proxy runs, and which keys it takes for one account's: that shows only while it
-/// serves.
-fn proxy_and_accounts(config: &Config) -> Vec<Finding> {
+/// serves. And how the pool stands, if one runs.
+fn proxy_and_accounts(config: &Config) -> (Vec<Finding>, Option<Value>) {
     let shown = client::shown_address(config);
     match client::ask(config, "GET", "/models/status", b"") {
         Ok(Some(answer)) => {
             let text = format!("it runs at {}", answer.address);
             let mut findings = vec![Finding::new("proxy", Outcome::Fine, text)];
             findings.extend(accounts(&answer.body["sameAccount"]));
-            findings
+            (findings, Some(answer.body))
         }
         Ok(None) => {
             let text = format!("none runs at {shown}");
             let unknown = "whether two keys belong to one account shows only while a proxy serves";
-            vec![
-                Finding::new("proxy", Outcome::Note, text),
-                Finding::new("accounts", Outcome::Note, unknown),
-            ]
+            let proxy = Finding::new("proxy", Outcome::Note, text);
+            (vec![proxy, Finding::new("accounts", Outcome::Note, unknown)], None)
         }
-        Err(error) => vec![Finding::new("proxy", Outcome::Failed, error.to_string())],
+        Err(error) => (vec![Finding::new("proxy", Outcome::Failed, error.to_string())], None),
     }
 }
 

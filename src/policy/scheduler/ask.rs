@@ -76,10 +76,12 @@ pub(crate) enum Next {
     Slot(Pick),
     /// Nothing is available to anybody.
     NoneAvailable {
-        /// When the first cooldown ends, if any slot cools.
+        /// When the first slot is tried again, if any is without a person.
         until: Option<Timestamp>,
         /// How many of the slots for this request cool.
         cooling: usize,
+        /// How many the guard has left.
+        guarded: usize,
         /// How many are switched off.
         disabled: usize,
     },

@@ -74,21 +74,26 @@ impl Disabled {
 }
 
 impl Scheduler {
-    /// Ends cooldowns, forgets their errors and lifts benches. An exhaustion of an attempt that
-    /// began before is counted and does not cool again. Returns the slots that cooled.
-    pub(crate) fn reset(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
+    /// Ends cooldowns, forgets their errors and lifts backoffs. An exhaustion of an attempt that
+    /// began before is counted and does not cool again. Of slots that have reached the guard's
+    /// limit it lifts the guard; with `usage` it sets the counts to 0 instead, and the guard
+    /// watches on. Returns the slots that were not to be had.
+    pub(crate) fn reset(&mut self, scope: &Scope, usage: bool, now: Timestamp) -> Vec<Slot> {
         let tick = self.advance();
         let mut changed = Vec::new();
-        for (slot, state) in self.slots.iter_mut().filter(|(slot, _)| scope.covers(slot)) {
-            if state.cooldown_until > now {
+        let slots: Vec<Slot> = self.slots.keys().filter(|it| scope.covers(it)).cloned().collect();
+        if usage {
+            self.forget_usage(scope);
+        }
+        for slot in slots {
+            if self.is_cooling(&slot, now) {
                 changed.push(slot.clone());
             }
-            if state.cooldown_until != Timestamp(0) || state.last_error.is_some() {
-                state.cooldown_until = Timestamp(0);
-                state.last_error = None;
-                state.updated_at = now;
+            if let Some(state) = self.slots.get_mut(&slot) {
+                state.end_cooldown(now);
+                state.reset = tick;
             }
-            state.reset = tick;
+            if usage { self.rearm(&slot) } else { self.lift(&slot, now) }
         }
         self.benches.lift_all(scope);
         self.change();
@@ -196,17 +201,17 @@ mod tests {
         let mut scheduler = scheduler();
         let pick = take(&mut scheduler, Wanted::Pool).unwrap();
         scheduler.report_exhausted(&pick, "used up", NOW);
-        assert_eq!(names(&scheduler.reset(&scope(Some(1), Some("m1")), NOW)), ["1/m1"]);
+        assert_eq!(names(&scheduler.reset(&scope(Some(1), Some("m1")), false, NOW)), ["1/m1"]);
         let view = &scheduler.view(moment())[0];
         assert!(view.is_available() && view.last_error.is_none() && view.failure_count == 1);
-        assert!(scheduler.reset(&Scope::default(), NOW).is_empty(), "nothing cools");
+        assert!(scheduler.reset(&Scope::default(), false, NOW).is_empty(), "nothing cools");
     }
 
     #[test]
     fn an_exhaustion_that_began_before_a_reset_is_counted_and_does_not_cool() {
         let mut scheduler = scheduler();
         let late = take(&mut scheduler, Wanted::Pool).unwrap();
-        scheduler.reset(&Scope::default(), NOW);
+        scheduler.reset(&Scope::default(), false, NOW);
         scheduler.report_exhausted(&late, "used up", NOW);
         let view = &scheduler.view(moment())[0];
         assert!(view.is_available() && view.failure_count == 1);

@@ -234,10 +234,11 @@ impl World {
                 assert!(expected.is_none() && !available.is_empty(), "{expected:?} is left");
                 request.given = None;
             }
-            Next::NoneAvailable { until, cooling, disabled } => {
+            Next::NoneAvailable { until, cooling, guarded, disabled } => {
                 assert!(available.is_empty(), "{available:?}");
                 let ends = order.iter().map(|slot| self.known[slot].until);
                 assert_eq!((until, cooling, disabled), (ends.min(), order.len(), 0));
+                assert_eq!(guarded, 0);
                 assert!(until > Some(self.now));
                 request.given = None;
             }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::control::Disabled;
+use super::guarding::Marks;
 use super::pins::Pins;
 use super::tallies::Tallies;
 use super::{KeyIndex, Pool, RuntimeRecord, Slot, SlotRecord, StateFile, Tick, Timestamp, state};
@@ -80,6 +81,7 @@ pub(crate) struct Snapshot {
     pub(super) pins: Pins,
     pub(super) tallies: Tallies,
     pub(super) disabled: Disabled,
+    pub(super) marks: Marks,
     pub(super) base: Arc<StateFile>,
 }
 
@@ -99,6 +101,7 @@ impl Snapshot {
         self.pins.put(&mut file);
         self.tallies.put(&mut file, &self.pool);
         self.disabled.put(&mut file, &self.pool);
+        self.marks.put(&mut file, &self.pool);
         write_cursor(&mut file, state::KEY_CURSOR.to_owned(), self.key_cursor);
         for (key, cursor) in self.model_cursors.iter().enumerate() {
             let name = state::model_cursor_name(self.pool.key_hash(KeyIndex(key)));

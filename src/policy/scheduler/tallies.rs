@@ -1,11 +1,13 @@
-//! How much of each slot's quota has been used, as far as upstream tells.
+//! How much of each slot's quota has been used: as far as upstream tells, and beyond that by
+//! estimate.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{KeyIndex, Pool, RuntimeRecord, Scheduler, Slot, StateFile, Timestamp, state};
-use crate::policy::usage::Usage;
+use super::{KeyIndex, Left, Pool, RuntimeRecord, Scheduler, Scope, Slot, StateFile};
+use super::{Timestamp, state};
+use crate::policy::charge::Charge;
 
 /// What the runtime record of a tally begins with; a slot's name follows.
 const PREFIX: &str = "usage:";
@@ -24,6 +26,51 @@ pub(crate) struct Tally {
     pub output_tokens: u64,
     /// Pictures that came out.
     pub images: u64,
+    /// Tokens of answers that did not say what they used, or not to their end: an upper bound.
+    pub estimated_tokens: u64,
+    /// Answers that were counted in images, seconds or characters.
+    pub other_unit_requests: u64,
+}
+
+impl Tally {
+    /// Tokens that answers said they used.
+    #[must_use]
+    pub(crate) fn counted_tokens(&self) -> u64 {
+        self.input_tokens.saturating_add(self.output_tokens)
+    }
+
+    /// The most tokens that can have been used: those that were said, and the estimate.
+    #[must_use]
+    pub(crate) fn tokens(&self) -> u64 {
+        self.counted_tokens().saturating_add(self.estimated_tokens)
+    }
+
+    /// Whether tokens say nothing of its quota. (Images were counted before there was a guard.)
+    #[must_use]
+    pub(crate) fn is_in_other_units(&self) -> bool {
+        self.other_unit_requests > 0 || self.images > 0
+    }
+
+    /// `requests` answers more were counted as `charge` (0: what was counted of one is more now).
+    fn add(&mut self, requests: u64, charge: &Charge) {
+        let said = charge.said.unwrap_or_default();
+        self.requests += requests;
+        self.unknown_requests += if charge.said.is_none() { requests } else { 0 };
+        self.other_unit_requests += u64::from(charge.is_in_other_units());
+        self.input_tokens = self.input_tokens.saturating_add(said.input);
+        self.output_tokens = self.output_tokens.saturating_add(said.output);
+        self.images = self.images.saturating_add(said.images);
+        self.estimated_tokens = self.estimated_tokens.saturating_add(charge.estimated);
+    }
+}
+
+/// What counting an answer did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Whether there is something to write.
+    pub changed: bool,
+    /// The slot, if the guard has left it now.
+    pub left: Option<Left>,
 }
 
 /// The tallies, and when each changed last.
@@ -56,26 +103,36 @@ impl Tallies {
 }
 
 impl Scheduler {
-    /// An answer of this slot has ended; `usage` is what it said of itself. Only slots that have
-    /// a record are counted: others are not ours to know. Says whether there is something to
-    /// write.
-    pub(crate) fn count(&mut self, slot: &Slot, usage: Option<Usage>, now: Timestamp) -> bool {
+    /// An answer of this slot is counted: for the first time (`requests` is 1), or for what it
+    /// turned out to be above that (0). Only slots that have a record are counted: others are not
+    /// ours to know.
+    pub(crate) fn count(
+        &mut self,
+        slot: &Slot,
+        requests: u64,
+        charge: &Charge,
+        now: Timestamp,
+    ) -> Counted {
         if !self.slots.contains_key(slot) {
-            return false;
+            return Counted::default();
         }
         let (tally, since) = self.tallies.0.entry(slot.clone()).or_default();
-        tally.requests += 1;
-        match usage {
-            Some(usage) => {
-                tally.input_tokens = tally.input_tokens.saturating_add(usage.input);
-                tally.output_tokens = tally.output_tokens.saturating_add(usage.output);
-                tally.images = tally.images.saturating_add(usage.images);
-            }
-            None => tally.unknown_requests += 1,
-        }
+        tally.add(requests, charge);
         *since = now;
         self.revision += 1;
-        true
+        if self.guard.limit(&slot.model).is_some() {
+            // What a guard goes by would be missed.
+            self.lasting = self.revision;
+        }
+        if charge.is_in_other_units() {
+            self.release(slot, now);
+        }
+        Counted { changed: true, left: self.guard_slot(slot, now) }
+    }
+
+    /// Sets the counts of a part of the pool to 0.
+    pub(super) fn forget_usage(&mut self, scope: &Scope) {
+        self.tallies.0.retain(|slot, _| !scope.covers(slot));
     }
 
     /// What a slot has served.

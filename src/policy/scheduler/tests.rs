@@ -127,7 +127,8 @@ fn when_everything_cools_the_soonest_end_is_told() {
     exhaust_next(&mut scheduler, START);
     exhaust_next(&mut scheduler, Timestamp(START.0 + 5_000));
     let now = Timestamp(START.0 + 9_000);
-    let Next::NoneAvailable { until, cooling: 2, disabled: 0 } = next(&mut scheduler, &[], now)
+    let Next::NoneAvailable { until, cooling: 2, guarded: 0, disabled: 0 } =
+        next(&mut scheduler, &[], now)
     else {
         panic!("a slot")
     };

@@ -21,7 +21,9 @@ impl Scheduler {
     pub(super) fn find_twin(&mut self, key: KeyIndex, now: Timestamp) -> Option<KeyIndex> {
         let cooling = |key: KeyIndex| {
             let slots = self.slots.iter().filter(move |(slot, _)| slot.key == key);
-            let cooling = slots.filter(|(_, state)| state.cooldown_until > now);
+            // What the guard has left, DashScope has not refused.
+            let refused = slots.filter(|(slot, _)| !self.is_left(slot));
+            let cooling = refused.filter(|(_, state)| state.cooldown_until > now);
             cooling.map(|(slot, _)| Arc::clone(&slot.model)).collect::<HashSet<_>>()
         };
         let own = cooling(key);

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::tallies::Tally;
-use super::{Moment, Scheduler, Slot, Timestamp, Verdict};
+use super::{Guarding, Moment, Scheduler, Slot, Tally, Timestamp, Verdict};
 
 /// How a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +13,8 @@ pub(crate) enum Standing {
     Benched(Duration),
     /// Its free quota is used up, for this long.
     Cooling(Duration),
+    /// The guard keeps requests away until a person resets it.
+    Guarded,
     /// A person has switched it off.
     Disabled,
 }
@@ -37,6 +38,10 @@ pub(crate) struct SlotView<'a> {
     pub last_verdict: Option<Verdict>,
     /// What it has served.
     pub tally: Tally,
+    /// How many tokens its free quota had, if that is known.
+    pub quota: Option<u64>,
+    /// How the guard stands to it.
+    pub guarding: Guarding,
     /// Whether the next request starts with this key.
     pub current_key: bool,
     /// Whether a request on this key starts with this model.
@@ -75,6 +80,8 @@ impl Scheduler {
                     last_used_at: record.last_used_at,
                     last_verdict: self.last_verdicts.get(&slot).copied(),
                     tally: self.tally(&slot),
+                    quota: self.guard.quotas.of(&slot.model),
+                    guarding: self.guarding(&slot),
                     current_key: slot.key == current_key,
                     current_model: self.pool.place_of(&slot.model) == Some(starts[slot.key.0]),
                     slot,
@@ -87,6 +94,10 @@ impl Scheduler {
         let cooldown = self.slots.get(slot).map_or(Timestamp(0), |state| state.cooldown_until);
         if self.is_disabled(slot) {
             Standing::Disabled
+        } else if self.is_left(slot)
+            || self.is_cooling(slot, moment.calendar) && cooldown <= moment.calendar
+        {
+            Standing::Guarded
         } else if cooldown > moment.calendar {
             Standing::Cooling(cooldown.since(moment.calendar))
         } else {

@@ -1,0 +1,143 @@
+//! What one answer is counted as: what it said it used, and, where it did not say or not to its
+//! end, the most it can have been.
+
+use super::meter::TextMeter;
+use super::usage::{Usage, UsageScan};
+
+/// What an answer is counted as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Charge {
+    /// What it said; `None` = nothing at all.
+    pub said: Option<Usage>,
+    /// The tokens by which the estimate is above that; 0 where it said all there is to say.
+    pub estimated: u64,
+}
+
+impl Charge {
+    /// Tokens, said and estimated.
+    #[must_use]
+    pub(crate) fn tokens(&self) -> u64 {
+        let said = self.said.map_or(0, |usage| usage.tokens());
+        said.saturating_add(self.estimated)
+    }
+
+    /// Whether it is counted in images, seconds or characters.
+    #[must_use]
+    pub(crate) fn is_in_other_units(&self) -> bool {
+        self.said.is_some_and(|usage| usage.in_other_units)
+    }
+}
+
+/// Watches an answer go by.
+#[derive(Debug, Default)]
+pub(crate) struct Metered {
+    scan: UsageScan,
+    text: TextMeter,
+    is_stream: bool,
+    has_ended: bool,
+}
+
+impl Metered {
+    /// An answer that is about to come.
+    #[must_use]
+    pub(crate) fn new(is_stream: bool) -> Self {
+        Self { is_stream, ..Self::default() }
+    }
+
+    /// The next bytes of it.
+    pub(crate) fn see(&mut self, bytes: &[u8]) {
+        self.scan.see(bytes);
+        self.text.see(bytes);
+        self.has_ended |= self.is_stream && self.scan.has_ended_within(bytes.len());
+    }
+
+    /// Whether a stream has said that it is over, whatever may still come.
+    #[must_use]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    /// What it is counted as if it ends here, `whole` or not. `input` is the most that its request
+    /// can have had. What a stream said covers the text before it; what came after is estimated.
+    #[must_use]
+    pub(crate) fn charge(&self, whole: bool, input: impl FnOnce() -> u64) -> Charge {
+        let said = self.scan.usage();
+        let (text, behind) = self.text.text(self.is_stream);
+        let usage = said.unwrap_or_default();
+        let is_last_word = !self.is_stream || behind == 0;
+        let is_all = (whole || self.has_ended) && is_last_word && !usage.lacks_input;
+        if said.is_some() && (is_all || usage.in_other_units) {
+            return Charge { said, estimated: 0 };
+        }
+        let output = if said.is_some() { usage.output.saturating_add(behind) } else { text };
+        let most = input().saturating_add(output);
+        Charge { said, estimated: most.saturating_sub(usage.tokens()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INPUT: u64 = 100;
+
+    /// Input, output and estimated tokens.
+    fn charged(answer: &str, whole: bool) -> (u64, u64, u64) {
+        let mut metered = Metered::new(answer.starts_with("data") || answer.starts_with("event"));
+        answer.as_bytes().chunks(7).for_each(|part| metered.see(part));
+        let charge = metered.charge(whole, || INPUT);
+        let said = charge.said.unwrap_or_default();
+        assert_eq!(charge.tokens(), said.tokens() + charge.estimated);
+        (said.input, said.output, charge.estimated)
+    }
+
+    #[test]
+    fn an_answer_that_says_what_it_used_is_not_estimated() {
+        for answer in [
+            r#"{"content":"hello","usage":{"prompt_tokens":3,"completion_tokens":4}}"#,
+            "data: {\"c\":\"hello\",\"usage\":null}\n\ndata: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4}}\n\ndata: [DONE]\n\n",
+            "event:message_start\ndata:{\"usage\":{\"input_tokens\":2,\"output_tokens\":0}}\n\ndata:{\"text\":\"hi\"}\n\ndata:{\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}\n\nevent:message_stop\ndata:{\"type\":\"message_stop\"}\n\n",
+            "data:{\"text\":\"h\",\"usage\":{\"input_tokens\":3,\"output_tokens\":1}}\n\ndata:{\"text\":\"hi\",\"usage\":{\"input_tokens\":3,\"output_tokens\":4}}\n\n",
+        ] {
+            assert_eq!(charged(answer, true), (3, 4, 0), "{answer}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_does_not_say_is_estimated_by_request_and_text() {
+        let stream = "data: {\"id\":\"x\",\"c\":\"hello\",\"usage\":null}\n\ndata: [DONE]\n\n";
+        assert_eq!(charged(stream, true), (0, 0, INPUT + 5));
+        assert_eq!(charged(r#"{"id":"x","c":"hello"}"#, true), (0, 0, INPUT + 5));
+        assert_eq!(charged("nothing of JSON", true), (0, 0, INPUT + 15));
+        assert_eq!(charged("", false), (0, 0, INPUT));
+    }
+
+    #[test]
+    fn a_stream_that_is_cut_is_estimated_above_what_it_had_said() {
+        let start = "event:message_start\ndata:{\"usage\":{\"input_tokens\":9,\"output_tokens\":1}}\n\ndata:{\"text\":\"hello\"}\n\n";
+        assert_eq!(charged(start, false), (9, 1, INPUT + 1 + 5 - 10));
+        assert_eq!(charged(start, true), (9, 1, INPUT + 1 + 5 - 10), "nor is its start an end");
+        let said = "data:{\"text\":\"h\",\"usage\":{\"input_tokens\":900,\"output_tokens\":7}}\n\n";
+        assert_eq!(charged(said, false), (900, 7, 0), "what was said is more");
+    }
+
+    #[test]
+    fn a_stream_that_has_said_all_may_be_left() {
+        let told = "data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":4}}\n\n";
+        assert_eq!(charged(&format!("{told}data: [DONE]\n\n"), false), (3, 4, 0));
+        assert!(charged(told, false).2 > 0);
+    }
+
+    #[test]
+    fn an_answer_that_says_nothing_of_its_input_is_estimated() {
+        assert_eq!(charged(r#"{"usage":{"output_tokens":4}}"#, true), (0, 4, INPUT));
+    }
+
+    #[test]
+    fn pictures_are_no_tokens() {
+        let mut metered = Metered::new(false);
+        metered.see(br#"{"output":{"image":"https://x"},"usage":{"image_count":1}}"#);
+        let charge = metered.charge(true, || INPUT);
+        assert!(charge.is_in_other_units() && charge.tokens() == 0);
+    }
+}

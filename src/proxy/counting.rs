@@ -1,0 +1,116 @@
+//! What an answer used, counted before its client can know that it is over: whoever asks next must
+//! not get a slot that this answer has brought to its limit.
+
+use log::info;
+
+use super::heads::is_event_stream;
+use super::{ClientRequest, Proxy, Story};
+use crate::clock;
+use crate::metrics::Spent;
+use crate::policy::bound;
+use crate::policy::charge::{Charge, Metered};
+use crate::policy::pool::Slot;
+use crate::policy::scheduler::Left;
+use crate::policy::usage::Usage;
+use crate::upstream::Answer;
+
+/// Counts one answer while it goes by.
+pub(super) struct Counting<'a> {
+    proxy: &'a Proxy,
+    request: &'a ClientRequest,
+    slot: Slot,
+    metered: Metered,
+    /// How many bytes are still to come, if that is known.
+    missing: Option<u64>,
+    /// Whether upstream has sent all of it.
+    is_whole: bool,
+    /// Whether that was counted.
+    is_done: bool,
+    /// What it has been counted as so far.
+    counted: Option<Charge>,
+    changed: bool,
+}
+
+impl<'a> Counting<'a> {
+    /// An answer of `slot` that is about to be relayed.
+    pub(super) fn new(
+        proxy: &'a Proxy,
+        request: &'a ClientRequest,
+        slot: Slot,
+        answer: &Answer,
+        length: Option<u64>,
+    ) -> Self {
+        let metered = Metered::new(is_event_stream(&answer.headers));
+        Self {
+            proxy,
+            request,
+            slot,
+            metered,
+            missing: length,
+            is_whole: false,
+            is_done: false,
+            counted: None,
+            changed: false,
+        }
+    }
+
+    /// What the client is about to get; nothing at all before its clean end.
+    pub(super) fn see(&mut self, bytes: &[u8]) {
+        self.metered.see(bytes);
+        self.missing = self.missing.map(|missing| missing.saturating_sub(bytes.len() as u64));
+        self.is_whole |= bytes.is_empty() || self.missing == Some(0);
+        if self.is_whole || self.metered.has_ended() && self.counted.is_none() {
+            self.count();
+        }
+    }
+
+    /// The answer is over, however it ended.
+    pub(super) fn end(mut self, story: &mut Story) {
+        self.count();
+        story.learned |= self.changed;
+    }
+
+    /// Counts by how much it is more than it was counted as before.
+    fn count(&mut self) {
+        if std::mem::replace(&mut self.is_done, self.is_whole) {
+            return;
+        }
+        let input = || bound::most_input_tokens(&self.request.body);
+        let charge = self.metered.charge(self.is_whole, input);
+        let (requests, more) = match &self.counted {
+            None => (1, charge),
+            Some(before) if charge.tokens() <= before.tokens() => return,
+            Some(before) => (0, beyond(&charge, before)),
+        };
+        self.counted = Some(charge);
+        let (counted, revision) = {
+            let mut scheduler = self.proxy.scheduler.lock();
+            let counted = scheduler.count(&self.slot, requests, &more, clock::now());
+            (counted, scheduler.revision())
+        };
+        self.changed |= counted.changed;
+        let (pool, slot) = (&self.proxy.pool, &self.slot);
+        let said = more.said.unwrap_or_default();
+        let spent = Spent { input: said.input, output: said.output, estimated: more.estimated };
+        self.proxy.metrics.used(pool.label(slot.key), self.proxy.model_name(slot), spent);
+        if let Some(left) = counted.left {
+            // It is written while the next slot is asked; the answer of that waits for it.
+            self.proxy.store.request(revision);
+            log_guard(&format!("id={} ", self.request.id), &pool.show(slot), &left);
+        }
+    }
+}
+
+/// What a charge is above an earlier one of the same answer.
+fn beyond(charge: &Charge, before: &Charge) -> Charge {
+    let estimated = charge.tokens() - before.tokens();
+    Charge { said: before.said.map(|_| Usage::default()), estimated }
+}
+
+/// Says that the guard has left a slot.
+pub(crate) fn log_guard(id: &str, slot: &str, left: &Left) {
+    info!(
+        "guard {id}slot={slot} counted={} estimated={} limit={} until={}: it is left before DashScope could bill it, and only a reset brings it back",
+        left.counted, left.estimated, left.limit, left.until
+    );
+}
