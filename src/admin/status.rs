@@ -33,7 +33,11 @@ fn slot(pool: &Pool, view: &SlotView<'_>) -> Value {
     let (state, reason, rest) = match view.standing {
         Standing::Available => ("available", None, None),
         Standing::Benched(rest) => ("benched", view.last_verdict.map(Verdict::name), Some(rest)),
-        Standing::Cooling(rest) => ("cooling", Some("free_quota_exhausted"), Some(rest)),
+        // A guarded pool does not wait for the end of a cooldown.
+        Standing::Cooling(rest) => {
+            let rest = (view.guarding == Guarding::Off).then_some(rest);
+            ("cooling", Some("free_quota_exhausted"), rest)
+        }
         Standing::Guarded if view.guarding == Guarding::Left => {
             ("guarded", Some("quota_guard"), None)
         }

@@ -313,7 +313,7 @@ test('the grid tells state, use, place and totals', async tools => {
   assert.equal(await text(page.locator('#t-current')), current.id);
   assert.ok(await cell(current.keyIndex, current.id).locator('.badge').isVisible());
   assert.equal(await text(page.locator('#t-available')), '4');
-  assert.match(await text(page.locator('#t-tokens')), /^≤ /);
+  assert.match(await text(page.locator('#t-tokens')), /^≥ /);
   assert.equal(await text(page.locator('#t-requests')), String((await proxy.status()).models.reduce((sum, slot) => sum + slot.requests, 0)));
   const facts = await text(page.locator('#process'));
   for (const fact of [/Version\d+\.\d+\.\d+/, /Running for\d+ s/, /Workers busy0 \/ 64/, /proxy-state\.json \(writable\)/]) assert.match(facts, fact);
@@ -408,6 +408,42 @@ test('a reset is asked for, can be cancelled, and ends the cooldown', async tool
   assert.equal(await action(page, 'reset').getAttribute('aria-disabled'), 'true');
   await action(page, 'reset').click({ force: true });
   assert.ok(!await page.locator('#confirm').isVisible(), 'there is nothing to reset');
+});
+
+test('a guarded slot says so, and a reset says what it does to the guard', async ({ start }) => {
+  const proxy = await start({ FREE_QUOTA_TOKENS: '2000', QUOTA_GUARD: '90' });
+  for (let n = 0; n < 3; n++) assert.equal(await proxy.chat(), 200);
+  const page = await tab(proxy);
+  const cell = slotAt(page, 0, 'qwen-max');
+  await isState(cell, 'guarded');
+  assert.ok((await text(cell)).includes('Guarded'));
+  await cell.click();
+  assert.match(await text(page.locator('#panel')), /Left by QUOTA_GUARD[\s\S]*on: slot left \(90 %\)/);
+  await action(page, 'reset').click();
+  assert.match(await text(page.locator('#confirm-guard')), /LIFTS THE GUARD/);
+  await picture(page, 'confirm-guard');
+  await page.locator('#confirm-usage').check();
+  assert.ok(!await page.locator('#confirm-guard').isVisible());
+  await page.locator('#confirm-usage').uncheck();
+  await page.locator('#confirm-yes').click();
+  await isState(cell, 'available');
+  assert.match(await text(page.locator('#toasts')), /The guard is lifted from 1 slot\./);
+  await until('the note', async () => /lifted from 1 slot by a reset/.test(await text(page.locator('#notes'))));
+  await action(page, 'reset').click();
+  await page.locator('#confirm-usage').check();
+  await page.locator('#confirm-yes').click();
+  await until('the guard is back', async () => (await proxy.status()).models[0].guard === 'on');
+  assert.equal((await proxy.status()).models[0].inputTokens, 0);
+});
+
+test('what is not counted in tokens is said to be without a guard', async ({ upstream, start }) => {
+  const body = { output: {}, usage: { image_count: 1 } };
+  upstream.script.set('sk-a qwen-max', { status: 200, body });
+  const proxy = await start({ QUOTA_GUARD: '90' });
+  await proxy.chat();
+  const page = await tab(proxy, { locale: 'zh-CN' });
+  await slotAt(page, 0, 'qwen-max').click();
+  assert.match(await text(page.locator('#panel-units')), /图片、秒数或字符/);
 });
 
 test('slots, keys, models and everything are switched off and on', async ({ start }) => {
