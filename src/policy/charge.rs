@@ -4,6 +4,10 @@
 use super::meter::TextMeter;
 use super::usage::{Usage, UsageScan};
 
+/// How much text may stand behind the last `usage` of a stream without being the model's, in bytes:
+/// names and states of a gateway that we do not know.
+const MOST_TRIFLES: u64 = 64;
+
 /// What an answer is counted as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Charge {
@@ -64,9 +68,11 @@ impl Metered {
         let said = self.scan.usage();
         let (text, behind) = self.text.text(self.is_stream);
         let usage = said.unwrap_or_default();
-        let is_last_word = !self.is_stream || behind == 0;
+        let are_trifles = behind == 0 || behind <= MOST_TRIFLES && behind < text;
+        let is_last_word = !self.is_stream || are_trifles;
         let is_all = (whole || self.has_ended) && is_last_word && !usage.lacks_input;
-        if said.is_some() && (is_all || usage.in_other_units) {
+        let is_task = said.is_none() && !self.is_stream && self.scan.makes_task();
+        if said.is_some() && (is_all || usage.in_other_units) || is_task {
             return Charge { said, estimated: 0 };
         }
         let output = if said.is_some() { usage.output.saturating_add(behind) } else { text };
@@ -104,6 +110,47 @@ mod tests {
     }
 
     #[test]
+    fn every_success_of_the_corpus_is_whole_or_estimated() {
+        let rows = include_str!("../../tests/data/upstream-corpus.jsonl").lines();
+        let rows: Vec<serde_json::Value> =
+            rows.map(|line| serde_json::from_str(line).unwrap()).collect();
+        for (name, is_said) in [
+            ("ok_openai_chat", true),
+            ("ok_openai_chat_stream_with_usage", true),
+            ("ok_openai_chat_TRAP_answer_quotes_error", true),
+            ("ok_native_text", true),
+            ("ok_native_stream", true),
+            ("ok_anthropic_message", true),
+            ("ok_anthropic_stream", true),
+            ("ok_responses_stream_dashscope_style", true),
+            ("ok_openai_embeddings", true),
+            ("ok_openai_models", false),
+        ] {
+            let row = rows.iter().find(|row| row["name"] == name).unwrap();
+            let stream = row["content_type"].as_str().unwrap().contains("event-stream");
+            let mut metered = Metered::new(stream);
+            metered.see(row["body"].as_str().unwrap().as_bytes());
+            let charge = metered.charge(true, || INPUT);
+            assert_eq!(
+                (charge.said.is_some(), charge.estimated == 0),
+                (is_said, is_said),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_few_names_behind_the_usage_do_not_make_it_doubtful() {
+        let stream = |behind: &str| {
+            format!(
+                "data: {{\"c\":\"hello\"}}\n\ndata: {{\"usage\":{{\"prompt_tokens\":3,\"completion_tokens\":4}},\"provider\":\"{behind}\"}}\n\n"
+            )
+        };
+        assert_eq!(charged(&stream("gateway-17"), true), (3, 4, 0));
+        assert!(charged(&stream(&"x".repeat(99)), true).2 > 0);
+    }
+
+    #[test]
     fn an_answer_that_does_not_say_is_estimated_by_request_and_text() {
         let stream = "data: {\"id\":\"x\",\"c\":\"hello\",\"usage\":null}\n\ndata: [DONE]\n\n";
         assert_eq!(charged(stream, true), (0, 0, INPUT + 5));
@@ -131,6 +178,14 @@ mod tests {
     #[test]
     fn an_answer_that_says_nothing_of_its_input_is_estimated() {
         assert_eq!(charged(r#"{"usage":{"output_tokens":4}}"#, true), (0, 4, INPUT));
+    }
+
+    #[test]
+    fn a_task_that_has_only_begun_has_used_nothing() {
+        let task = r#"{"output":{"task_status":"PENDING","task_id":"t"},"request_id":"r"}"#;
+        assert_eq!(charged(task, true), (0, 0, 0));
+        let talk = r#"{"output":{"text":"the \"task_id\" is t"}}"#;
+        assert!(charged(talk, true).2 > INPUT);
     }
 
     #[test]

@@ -17,6 +17,9 @@ const STEP: usize = 4 * 1024;
 /// The memory with which a scan begins, in bytes: most answers need no more.
 const USUAL: usize = 2 * 1024;
 
+/// What an asynchronous call is answered with instead of its usage, which is the task's.
+const TASK: &[u8] = b"\"task_id\"";
+
 /// The name of the member. Inside a text of JSON its quotes would be escaped.
 const NAME: &[u8] = b"\"usage\"";
 
@@ -126,6 +129,13 @@ impl UsageScan {
         let rest = last.total_tokens.unwrap_or(0).saturating_sub(input);
         let output = output.map_or(0, |output| if lacks_input { output } else { output.max(rest) });
         Some(Usage { input, output, images: images.unwrap_or(0), in_other_units, lacks_input })
+    }
+
+    /// Whether a short answer hands out a task: what that uses is told when it is done, and in
+    /// images, seconds or characters.
+    #[must_use]
+    pub(crate) fn makes_task(&self) -> bool {
+        !self.has_begun && memchr::memmem::find(&self.kept, TASK).is_some()
     }
 
     /// Whether the end of a stream is among the last `recent` bytes that were seen.
