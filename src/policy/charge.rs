@@ -61,6 +61,14 @@ impl Metered {
         self.has_ended
     }
 
+    /// What an application says that each of its models used.
+    #[must_use]
+    pub(crate) fn by_model(&self) -> Vec<(String, Charge)> {
+        let charge = |usage| Charge { said: Some(usage), estimated: 0 };
+        let used = self.scan.by_model().into_iter();
+        used.map(|(model, usage)| (model, charge(usage))).collect()
+    }
+
     /// What it is counted as if it ends here, `whole` or not. `input` is the most that its request
     /// can have had. What a stream said covers the text before it; what came after is estimated.
     #[must_use]

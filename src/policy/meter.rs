@@ -166,7 +166,33 @@ impl TextMeter {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn how_an_answer_is_cut_does_not_change_what_is_counted(
+            answer in r#"([{}:,"\\\n a]|"id"|"usage":|data: ){0,60}"#,
+            cuts in prop::collection::vec(1..9_usize, 1..60),
+        ) {
+            let mut whole = TextMeter::default();
+            whole.see(answer.as_bytes());
+            let (mut parts, mut rest) = (TextMeter::default(), answer.as_bytes());
+            for cut in cuts.into_iter().chain([usize::MAX]) {
+                let (part, behind) = rest.split_at(cut.min(rest.len()));
+                parts.see(part);
+                rest = behind;
+            }
+            for is_stream in [false, true] {
+                let (text, behind) = whole.text(is_stream);
+                prop_assert_eq!(parts.text(is_stream), (text, behind));
+                prop_assert!(behind <= text && text <= answer.len() as u64);
+            }
+        }
+    }
 
     fn text(answer: &str) -> (u64, u64) {
         let metered = |step: usize| {

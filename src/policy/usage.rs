@@ -113,7 +113,7 @@ impl UsageScan {
         // More may be kept, by how the answer was cut: that must not change what is found.
         let tail = &self.kept[self.kept.len().saturating_sub(TAIL)..];
         let last = memchr::memmem::rfind_iter(tail, NAME);
-        let last = last.filter_map(|at| Told::at(tail, at)).next();
+        let last = last.filter_map(|at| object_at::<Told>(tail, at)).next();
         let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
         let input = last.input().or(first.input());
         let output = last.output().or(first.output());
@@ -129,6 +129,18 @@ impl UsageScan {
         let rest = last.total_tokens.unwrap_or(0).saturating_sub(input);
         let output = output.map_or(0, |output| if lacks_input { output } else { output.max(rest) });
         Some(Usage { input, output, images: images.unwrap_or(0), in_other_units, lacks_input })
+    }
+
+    /// What an application of DashScope says its models used: their ids, and how much each.
+    #[must_use]
+    pub(crate) fn by_model(&self) -> Vec<(String, Usage)> {
+        let objects = memchr::memmem::rfind_iter(&self.kept, NAME);
+        let told = objects.filter_map(|at| object_at::<Application>(&self.kept, at)).next();
+        let models = told.map(|told| told.models).unwrap_or_default().into_iter();
+        let used = |OfModel { model_id, input_tokens, output_tokens }| {
+            (model_id, Usage { input: input_tokens, output: output_tokens, ..Usage::default() })
+        };
+        models.map(used).collect()
     }
 
     /// Whether a short answer hands out a task: what that uses is told when it is done, and in
@@ -148,7 +160,31 @@ impl UsageScan {
 }
 
 fn first_in(head: &[u8]) -> Option<Told> {
-    memchr::memmem::find_iter(head, NAME).find_map(|at| Told::at(head, at))
+    memchr::memmem::find_iter(head, NAME).find_map(|at| object_at(head, at))
+}
+
+/// The object behind the name that stands at `at`; `None` for null, and for one that is cut.
+fn object_at<'a, T: Deserialize<'a>>(bytes: &'a [u8], at: usize) -> Option<T> {
+    let value = bytes[at + NAME.len()..].trim_ascii_start().strip_prefix(b":")?;
+    // From an array serde would read the members in their order.
+    let object = Some(value.trim_ascii_start()).filter(|value| value.starts_with(b"{"))?;
+    serde_json::Deserializer::from_slice(object).into_iter().next()?.ok()
+}
+
+/// The `usage` of an application.
+#[derive(Deserialize)]
+struct Application {
+    models: Vec<OfModel>,
+}
+
+/// What one of its models used.
+#[derive(Deserialize)]
+struct OfModel {
+    model_id: String,
+    #[serde(default)]
+    input_tokens: u64,
+    #[serde(default)]
+    output_tokens: u64,
 }
 
 /// A `usage` object.
@@ -172,14 +208,6 @@ struct Told {
 }
 
 impl Told {
-    /// The object behind the name that stands at `at`; `None` for null, and for one that is cut.
-    fn at(bytes: &[u8], at: usize) -> Option<Self> {
-        let value = bytes[at + NAME.len()..].trim_ascii_start().strip_prefix(b":")?;
-        // From an array serde would read the members in their order.
-        let object = Some(value.trim_ascii_start()).filter(|value| value.starts_with(b"{"))?;
-        serde_json::Deserializer::from_slice(object).into_iter().next()?.ok()
-    }
-
     /// Anthropic counts what comes from its cache apart.
     fn input(&self) -> Option<u64> {
         let cached = [self.cache_creation_input_tokens, self.cache_read_input_tokens];
@@ -262,6 +290,21 @@ mod tests {
         ] {
             let usage = scanned(format!(r#"{{"output":{{}},"usage":{told}}}"#).as_bytes(), 7);
             assert_eq!(usage.unwrap().in_other_units, others, "{told}");
+        }
+    }
+
+    #[test]
+    fn an_application_says_what_each_of_its_models_used() {
+        let by_model = |answer: &str| {
+            let mut scan = UsageScan::default();
+            answer.as_bytes().chunks(5).for_each(|part| scan.see(part));
+            let used = scan.by_model().into_iter();
+            used.map(|(model, usage)| (model, usage.input, usage.output)).collect::<Vec<_>>()
+        };
+        let answer = r#"{"output":{"text":"x"},"usage":{"models":[{"output_tokens":5,"model_id":"qwen-plus","input_tokens":74},{"model_id":"m"}]}}"#;
+        assert_eq!(by_model(answer), [("qwen-plus".to_owned(), 74, 5), ("m".to_owned(), 0, 0)]);
+        for answer in [r#"{"usage":{"input_tokens":1}}"#, r#"{"usage":{"models":[{}]}}"#, "", "{"] {
+            assert!(by_model(answer).is_empty(), "{answer}");
         }
     }
 

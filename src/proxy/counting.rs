@@ -4,7 +4,7 @@
 use log::info;
 
 use super::heads::is_event_stream;
-use super::{ClientRequest, Proxy, Story};
+use super::{ClientRequest, NO_MODEL, Proxy, Story};
 use crate::clock;
 use crate::metrics::Spent;
 use crate::policy::bound;
@@ -67,6 +67,9 @@ impl<'a> Counting<'a> {
     /// The answer is over, however it ended.
     pub(super) fn end(mut self, story: &mut Story) {
         self.count();
+        if !self.is_done {
+            self.count_models();
+        }
         story.learned |= self.changed;
     }
 
@@ -74,6 +77,9 @@ impl<'a> Counting<'a> {
     fn count(&mut self) {
         if std::mem::replace(&mut self.is_done, self.is_whole) {
             return;
+        }
+        if self.is_whole {
+            self.count_models();
         }
         let input = || bound::most_input_tokens(&self.request.body);
         let charge = self.metered.charge(self.is_whole, input);
@@ -83,20 +89,37 @@ impl<'a> Counting<'a> {
             Some(before) => (0, beyond(&charge, before)),
         };
         self.counted = Some(charge);
+        self.add(&self.slot.clone(), requests, &more);
+    }
+
+    /// An application uses models without a request for them: they are the key's all the same.
+    fn count_models(&mut self) {
+        if &*self.slot.model != NO_MODEL {
+            return;
+        }
+        for (model, charge) in self.metered.by_model() {
+            let slot = Slot { key: self.slot.key, model: model.into() };
+            if self.proxy.pool.place_of(&slot.model).is_some() {
+                self.add(&slot, 1, &charge);
+            }
+        }
+    }
+
+    fn add(&mut self, slot: &Slot, requests: u64, charge: &Charge) {
+        let proxy = self.proxy;
         let (counted, revision) = {
-            let mut scheduler = self.proxy.scheduler.lock();
-            let counted = scheduler.count(&self.slot, requests, &more, clock::now());
+            let mut scheduler = proxy.scheduler.lock();
+            let counted = scheduler.count(slot, requests, charge, clock::now());
             (counted, scheduler.revision())
         };
         self.changed |= counted.changed;
-        let (pool, slot) = (&self.proxy.pool, &self.slot);
-        let said = more.said.unwrap_or_default();
-        let spent = Spent { input: said.input, output: said.output, estimated: more.estimated };
-        self.proxy.metrics.used(pool.label(slot.key), self.proxy.model_name(slot), spent);
+        let said = charge.said.unwrap_or_default();
+        let spent = Spent { input: said.input, output: said.output, estimated: charge.estimated };
+        proxy.metrics.used(proxy.pool.label(slot.key), proxy.model_name(slot), spent);
         if let Some(left) = counted.left {
             // It is written while the next slot is asked; the answer of that waits for it.
-            self.proxy.store.request(revision);
-            log_guard(&format!("id={} ", self.request.id), &pool.show(slot), &left);
+            proxy.store.request(revision);
+            log_guard(&format!("id={} ", self.request.id), &proxy.pool.show(slot), &left);
         }
     }
 }

@@ -574,6 +574,27 @@ fn a_count_of_tokens_costs_nothing_and_a_clients_own_model_is_not_the_pools() {
 }
 
 #[test]
+fn what_an_application_used_counts_for_the_models_that_it_names() {
+    let standin = StandIn::start().unwrap();
+    let used_by = r#"{"output":{},"usage":{"models":[{"model_id":"m1","input_tokens":80,"output_tokens":12},{"model_id":"other","input_tokens":5,"output_tokens":5}]}}"#;
+    standin.reply("k1", "*", Reply::json(200, used_by));
+    let proxy = small(&standin).start();
+    ask(&proxy, "/api/v1/apps/a1/completion", r#"{"input":{"prompt":"x"}}"#);
+    assert_eq!(used(&proxy, "k1", "m1"), [92, 0]);
+    assert_eq!(state_of(&proxy, "k1", "m1"), is("guarded", "left"));
+}
+
+#[test]
+fn a_task_that_has_only_begun_counts_nothing() {
+    let standin = StandIn::start().unwrap();
+    let task = r#"{"output":{"task_status":"PENDING","task_id":"t1"},"request_id":"r"}"#;
+    standin.reply("*", "*", Reply::json(200, task));
+    let proxy = small(&standin).start();
+    ask(&proxy, "/api/v1/services/aigc/text2image/image-synthesis", r#"{"model":"m1"}"#);
+    assert_eq!(used(&proxy, "k1", "m1"), [0, 0]);
+}
+
+#[test]
 fn an_answer_is_not_kept_waiting_for_its_count() {
     let standin = StandIn::start().unwrap();
     let gate = standin.gate();
