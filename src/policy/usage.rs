@@ -5,7 +5,10 @@
 //! images, seconds, characters. In a stream the last `usage` counts; what it leaves out was told
 //! in the first.
 
-use serde::Deserialize;
+use std::fmt;
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// How much of an answer's beginning and of its end is read, in bytes.
 const HEAD: usize = 8 * 1024;
@@ -117,16 +120,17 @@ impl UsageScan {
         let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
         let input = last.input().or(first.input());
         let output = last.output().or(first.output());
-        let images = last.image_count.or(first.image_count);
+        let images = number(last.image_count.or(first.image_count));
         let in_other_units = last.has_other_units() || first.has_other_units();
         // An embedding has a total and nothing else.
-        let input = input.or(if output.is_none() { last.total_tokens } else { None });
+        let total = number(last.total_tokens);
+        let input = input.or(if output.is_none() { total } else { None });
         if input.is_none() && output.is_none() && images.is_none() && !in_other_units {
             return None;
         }
         let (lacks_input, input) = (input.is_none() && output.is_some(), input.unwrap_or(0));
         // What the total has beyond both came out in some way.
-        let rest = last.total_tokens.unwrap_or(0).saturating_sub(input);
+        let rest = total.unwrap_or(0).saturating_sub(input);
         let output = output.map_or(0, |output| if lacks_input { output } else { output.max(rest) });
         Some(Usage { input, output, images: images.unwrap_or(0), in_other_units, lacks_input })
     }
@@ -138,7 +142,9 @@ impl UsageScan {
         let told = objects.filter_map(|at| object_at::<Application>(&self.kept, at)).next();
         let models = told.map(|told| told.models).unwrap_or_default().into_iter();
         let used = |OfModel { model_id, input_tokens, output_tokens }| {
-            (model_id, Usage { input: input_tokens, output: output_tokens, ..Usage::default() })
+            let count = |told| number(told).unwrap_or(0);
+            let (input, output) = (count(input_tokens), count(output_tokens));
+            (model_id, Usage { input, output, ..Usage::default() })
         };
         models.map(used).collect()
     }
@@ -181,49 +187,83 @@ struct Application {
 #[derive(Deserialize)]
 struct OfModel {
     model_id: String,
-    #[serde(default)]
-    input_tokens: u64,
-    #[serde(default)]
-    output_tokens: u64,
+    input_tokens: Option<Count>,
+    output_tokens: Option<Count>,
 }
 
 /// A `usage` object.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 struct Told {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    input_tokens: Option<u64>,
-    output_tokens: Option<u64>,
-    cache_creation_input_tokens: Option<u64>,
-    cache_read_input_tokens: Option<u64>,
-    total_tokens: Option<u64>,
-    image_count: Option<u64>,
-    /// Seconds may be parts of one.
-    seconds: Option<f64>,
-    duration: Option<f64>,
-    audio_seconds: Option<f64>,
-    video_duration: Option<f64>,
-    video_count: Option<u64>,
-    characters: Option<u64>,
+    prompt_tokens: Option<Count>,
+    completion_tokens: Option<Count>,
+    input_tokens: Option<Count>,
+    output_tokens: Option<Count>,
+    cache_creation_input_tokens: Option<Count>,
+    cache_read_input_tokens: Option<Count>,
+    total_tokens: Option<Count>,
+    image_count: Option<Count>,
+    seconds: Option<Count>,
+    duration: Option<Count>,
+    audio_seconds: Option<Count>,
+    video_duration: Option<Count>,
+    video_count: Option<Count>,
+    characters: Option<Count>,
+}
+
+/// A number, however it is written: parts count as a whole, and less than nothing as nothing.
+#[derive(Clone, Copy, Debug)]
+struct Count(u64);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(CountVisitor)
+    }
+}
+
+struct CountVisitor;
+
+impl Visitor<'_> for CountVisitor {
+    type Value = Count;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number")
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Count, E> {
+        Ok(Count(number))
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Count, E> {
+        Ok(Count(number.try_into().unwrap_or(0)))
+    }
+
+    /// `as` keeps to the bounds.
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Count, E> {
+        Ok(Count(number.ceil() as u64))
+    }
+}
+
+fn number(count: Option<Count>) -> Option<u64> {
+    count.map(|Count(number)| number)
 }
 
 impl Told {
     /// Anthropic counts what comes from its cache apart.
     fn input(&self) -> Option<u64> {
         let cached = [self.cache_creation_input_tokens, self.cache_read_input_tokens];
-        let cached = cached.into_iter().flatten().fold(0, u64::saturating_add);
-        self.prompt_tokens.or(self.input_tokens.map(|tokens| tokens.saturating_add(cached)))
+        let cached = cached.into_iter().filter_map(number).fold(0, u64::saturating_add);
+        let own = number(self.input_tokens).map(|tokens| tokens.saturating_add(cached));
+        number(self.prompt_tokens).or(own)
     }
 
     fn output(&self) -> Option<u64> {
-        self.completion_tokens.or(self.output_tokens)
+        number(self.completion_tokens.or(self.output_tokens))
     }
 
     fn has_other_units(&self) -> bool {
         let seconds = [self.seconds, self.duration, self.audio_seconds, self.video_duration];
         let counts = [self.image_count, self.video_count, self.characters];
-        seconds.into_iter().flatten().any(|seconds| seconds > 0.0)
-            || counts.into_iter().flatten().any(|count| count > 0)
+        seconds.into_iter().chain(counts).filter_map(number).any(|count| count > 0)
     }
 }
 
@@ -334,6 +374,24 @@ mod tests {
         let mut scan = UsageScan::default();
         scan.see(br#"data: {"content":"\ndata: [DONE] event:message_stop"}"#);
         assert!(!scan.has_ended_within(100));
+    }
+
+    #[test]
+    fn a_number_counts_however_it_is_written() {
+        for (written, count) in [
+            ("700.0", 700),
+            ("7e2", 700),
+            ("699.2", 700),
+            ("-7", 0),
+            ("-0.5", 0),
+            ("1e300", u64::MAX),
+            ("99999999999999999999999", u64::MAX),
+        ] {
+            let answer =
+                format!(r#"{{"usage":{{"prompt_tokens":{written},"total_tokens":null}}}}"#);
+            assert_eq!(usage(&answer), Some((count, 0, 0)), "{written}");
+        }
+        assert_eq!(usage(r#"{"usage":{"prompt_tokens":"7"}}"#), None);
     }
 
     #[test]
