@@ -21,7 +21,7 @@
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, guard, verdict, failover, route, body, headers, events, what answers used, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
-//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator` | what everybody needs |
+//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator`, `tcp_info` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
 //! # Threads
@@ -67,6 +67,7 @@ mod secret;
 mod server;
 mod store;
 mod supervisor;
+mod tcp_info;
 mod upstream;
 
 #[cfg(fuzzing)]

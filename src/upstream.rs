@@ -5,6 +5,7 @@
 //! whether it may be repeated.
 
 mod buffers;
+mod connect;
 mod exchange;
 mod failure;
 mod resolver;
@@ -32,7 +33,7 @@ use crate::policy::body::Edited;
 use crate::secret::Secret;
 pub(crate) use exchange::{ClientWatch, Step, watch_client};
 pub(crate) use failure::{CallError, FailureKind};
-pub(crate) use resolver::CachingResolver;
+use resolver::{CachingResolver, Memory};
 
 /// An answer's head may be this long, in bytes; DashScope's are about 1 KB.
 const MAX_HEAD: usize = 64 * 1024;
@@ -123,8 +124,9 @@ impl Upstream {
             .timeout_send_body(Some(config.upstream_timeout))
             .timeout_recv_response(Some(config.upstream_timeout))
             .build();
-        let resolver = CachingResolver::new(DefaultResolver::default());
-        let chain = transport::chain(config.connect_timeout);
+        let memory = Arc::<Memory>::default();
+        let resolver = CachingResolver::new(DefaultResolver::default(), Arc::clone(&memory));
+        let chain = transport::chain(config.connect_timeout, memory);
         Ok(Self {
             agent: Agent::with_parts(agent_config, chain, resolver),
             head_limit: config.upstream_timeout,

@@ -21,6 +21,8 @@ use nix::sys::socket::{self, MsgFlags, Shutdown, SockaddrStorage};
 use nix::sys::stat::Mode;
 use parking_lot::Mutex;
 
+use crate::tcp_info;
+
 /// Where the kernel lists the descriptors of this process.
 const DIRECTORY: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
 
@@ -253,26 +255,12 @@ impl Connection {
 
     /// Whether the client has closed or reset it. Not told from the input: the library ends that
     /// itself after a last request, and before the end there may be another request.
-    #[cfg(target_os = "linux")]
-    #[expect(unsafe_code, reason = "nix does not know this option")]
+    /// (Where the system does not tell, it is told from the input after all.)
     fn is_closed_by_peer(self) -> bool {
-        /// `TCP_ESTABLISHED` of the kernel's tcp_states.h: neither side has ended it.
-        const ESTABLISHED: u8 = 1;
-        // SAFETY: zero is a valid value of every field, and the kernel writes no more than `length`.
-        let (outcome, info) = unsafe {
-            let mut info: libc::tcp_info = std::mem::zeroed();
-            let mut length = std::mem::size_of_val(&info) as libc::socklen_t;
-            let place = std::ptr::from_mut(&mut info).cast();
-            let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
-            (libc::getsockopt(self.fd, level, option, place, &raw mut length), info)
-        };
-        outcome != 0 || info.tcpi_state != ESTABLISHED
-    }
-
-    /// The same where the kernel does not tell: only once all input has been read.
-    #[cfg(not(target_os = "linux"))]
-    fn is_closed_by_peer(self) -> bool {
-        self.input() == Input::Ended
+        match tcp_info::of(self.fd) {
+            Some(info) => !info.established,
+            None => self.input() == Input::Ended,
+        }
     }
 
     /// Whether the number still is this client's connection.

@@ -52,7 +52,9 @@ pub(crate) fn bind(host: &str, port: u16, send_limit: Duration) -> Result<Listen
     let failed = |error: io::Error| {
         StartupError::Listen(format!("failed to listen on `{host}` port {port}: {error}"))
     };
-    let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    let mut addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().map_err(failed)?.collect();
+    // `localhost` is both ::1 and 127.0.0.1, and everybody's settings say the latter.
+    addresses.sort_by_key(SocketAddr::is_ipv6);
     let listener = TcpListener::bind(addresses.as_slice()).map_err(failed)?;
     Listening::new(listener, false, send_limit).map_err(failed)
 }

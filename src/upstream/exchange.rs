@@ -86,6 +86,8 @@ struct Exchange {
     started: Option<Instant>,
     /// When the last of the request was handed to the system.
     sent: Option<Instant>,
+    /// The other end has vanished, and has not had all of the request.
+    not_received: bool,
     head_deadline: Option<Instant>,
     idle_limit: Option<Duration>,
     pause_at: Option<Instant>,
@@ -116,6 +118,7 @@ pub(super) fn begin(head_limit: Duration, has_body: bool) {
         let now = clock::instant();
         exchange.started = Some(now);
         exchange.sent = None;
+        exchange.not_received = false;
         exchange.head_deadline = Some(now + head_limit);
         exchange.idle_limit = None;
         exchange.pause_at = None;
@@ -265,6 +268,16 @@ pub(super) fn time_since_sent() -> Duration {
 /// Whether what is sent now is better sent with what follows at once: the head, once.
 pub(super) fn holds_head() -> bool {
     with(|exchange| !exchange.connecting && mem::take(&mut exchange.holds))
+}
+
+/// The other end has vanished before it acknowledged the whole request.
+pub(super) fn was_not_received() {
+    with(|exchange| exchange.not_received = true);
+}
+
+/// Whether upstream cannot have had all of the request.
+pub(super) fn is_not_received() -> bool {
+    with(|exchange| exchange.not_received)
 }
 
 /// Whether the request itself is being sent, and not a connector's own talk.

@@ -63,7 +63,10 @@ impl CallError {
         };
         let unprocessed = match stage {
             Stage::Connecting | Stage::Sending => true,
-            Stage::Waiting => reused && exchange::time_since_sent() <= UNSEEN_DEATH,
+            Stage::Waiting => {
+                let died_unseen = exchange::time_since_sent() <= UNSEEN_DEATH;
+                reused && (died_unseen || exchange::is_not_received())
+            }
             Stage::Receiving => false,
         };
         Self {
@@ -104,6 +107,7 @@ fn io_in_words(error: &io::Error) -> String {
         io::ErrorKind::ConnectionReset => "the connection was reset".to_owned(),
         io::ErrorKind::UnexpectedEof => "the connection was closed".to_owned(),
         io::ErrorKind::BrokenPipe => "the connection was closed".to_owned(),
+        io::ErrorKind::TimedOut => "the other end answers no more".to_owned(),
         _ => match error.source() {
             Some(source) => source.to_string(),
             None => error.to_string(),

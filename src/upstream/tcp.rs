@@ -6,28 +6,39 @@
 //! reuse is enough.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 use ureq::Error;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, NextTimeout, ShutdownHandle, Transport,
 };
 
 use super::buffers::LeanBuffers;
+use super::connect::connect;
 use super::exchange::{self, SLICE};
-use crate::clock;
+use super::resolver::Memory;
+use crate::{clock, tcp_info};
 
-/// The least that is left for an address when the ones before it have used up the time.
-const LEAST_CONNECT: Duration = Duration::from_millis(10);
+/// How long a connection is silent before the system asks whether its other end is still there, how
+/// long it waits for each answer, and how often it asks. (It also keeps the memory of the machines in
+/// between awake, which forget silent connections after some minutes.)
+const PROBE_AFTER: u32 = 15;
+const PROBE_EVERY: u32 = 5;
+const PROBES: u32 = 3;
 
 /// Opens connections, unless a proxy's connector has opened one already.
 #[derive(Debug)]
-pub(super) struct TcpConnector;
+pub(super) struct TcpConnector {
+    /// Which address was good.
+    pub(super) memory: Arc<Memory>,
+    /// How long the other end may leave what it was sent without an acknowledgement.
+    pub(super) silence_limit: Duration,
+}
 
 impl<In: Transport> Connector<In> for TcpConnector {
     type Out = Either<In, Tcp>;
@@ -40,32 +51,31 @@ impl<In: Transport> Connector<In> for TcpConnector {
         if chained.is_some() {
             return Ok(chained.map(Either::A));
         }
-        let stream = open(&details.addrs, details.timeout)?;
+        let limit = *details.timeout.after;
+        let (stream, address) = connect(&details.addrs, limit).map_err(|error| {
+            self.memory.doubt(details.uri);
+            failure(error, details.timeout)
+        })?;
+        self.memory.prefer(details.uri, address);
         stream.set_nodelay(true)?;
+        probe(&stream);
         let stream = Arc::new(Shared(stream));
         let handle: Weak<dyn ShutdownHandle> = Arc::<Shared>::downgrade(&stream);
         (details.register_shutdown)(handle)?;
-        Ok(Some(Either::B(Tcp::new(stream))))
+        Ok(Some(Either::B(Tcp::new(stream, self.silence_limit))))
     }
 }
 
-/// Tries one address after the other. Each gets half of the time that is left, the last one all.
-fn open(addresses: &[SocketAddr], timeout: NextTimeout) -> Result<TcpStream, Error> {
-    let started = clock::instant();
-    let mut failure = Error::Io(io::ErrorKind::AddrNotAvailable.into());
-    for (index, address) in addresses.iter().enumerate() {
-        let left = timeout.after.saturating_sub(clock::instant() - started);
-        let is_last = index + 1 == addresses.len();
-        let share = if is_last { left } else { left / 2 };
-        match TcpStream::connect_timeout(address, share.max(LEAST_CONNECT)) {
-            Ok(stream) => return Ok(stream),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                failure = Error::Timeout(timeout.reason);
-            }
-            Err(error) => failure = Error::Io(error),
-        }
+/// Makes the system find out when the other end of a silent connection is gone. Where an option is
+/// not to be had, `STREAM_IDLE_TIMEOUT_SECONDS` remains.
+fn probe(stream: &TcpStream) {
+    let _ = setsockopt(stream, sockopt::KeepAlive, &true);
+    #[cfg(target_os = "linux")]
+    {
+        let _ = setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER);
+        let _ = setsockopt(stream, sockopt::TcpKeepInterval, &PROBE_EVERY);
+        let _ = setsockopt(stream, sockopt::TcpKeepCount, &PROBES);
     }
-    Err(failure)
 }
 
 /// A socket that another thread may shut.
@@ -82,6 +92,7 @@ impl ShutdownHandle for Shared {
 #[derive(Debug)]
 pub(super) struct Tcp {
     stream: Arc<Shared>,
+    silence_limit: Duration,
     buffers: LeanBuffers,
     /// What leaves with the next write.
     held: Vec<u8>,
@@ -93,9 +104,10 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
-    fn new(stream: Arc<Shared>) -> Self {
+    fn new(stream: Arc<Shared>, silence_limit: Duration) -> Self {
         Self {
             stream,
+            silence_limit,
             buffers: LeanBuffers::default(),
             held: Vec::new(),
             writes_in_slices: false,
@@ -112,7 +124,8 @@ impl Tcp {
         }
         let output = &self.buffers.output()[..amount];
         let mut parts = [IoSlice::new(&self.held), IoSlice::new(output)];
-        let written = write_all(&self.stream.0, &mut parts, timeout);
+        let silence_limit = self.silence_limit;
+        let written = write_all(&self.stream.0, &mut parts, timeout, silence_limit);
         self.held.clear();
         written
     }
@@ -155,7 +168,12 @@ impl Transport for Tcp {
         let count = loop {
             match (&self.stream.0).read(self.buffers.input_append_buf()) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                outcome => break outcome.map_err(|error| failure(error, timeout))?,
+                Err(error) if is_pause(&error) => {
+                    let sent = exchange::time_since_sent();
+                    look_after(&self.stream.0, sent, self.silence_limit)?;
+                    return Err(Error::Timeout(timeout.reason));
+                }
+                outcome => break outcome.map_err(Error::Io)?,
             }
         };
         Ok(self.took(count))
@@ -176,6 +194,7 @@ fn write_all(
     mut stream: &TcpStream,
     mut parts: &mut [IoSlice<'_>],
     timeout: NextTimeout,
+    silence_limit: Duration,
 ) -> Result<(), Error> {
     let started = clock::instant();
     IoSlice::advance_slices(&mut parts, 0);
@@ -183,19 +202,39 @@ fn write_all(
         match stream.write_vectored(parts) {
             Ok(0) => return Err(Error::Io(io::ErrorKind::WriteZero.into())),
             Ok(count) => IoSlice::advance_slices(&mut parts, count),
-            Err(error) if is_pause(error.kind()) => {}
+            Err(error) if is_pause(&error) => {}
             Err(error) => return Err(Error::Io(error)),
         }
         // Whatever is left had to wait.
         if !parts.is_empty() {
             go_on(started, timeout)?;
+            look_after(stream, started.elapsed(), silence_limit)?;
         }
     }
     Ok(())
 }
 
-fn is_pause(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+/// Whether a limit on the socket has run out, or a signal has come in between. (When the other end has
+/// vanished the system says `ETIMEDOUT`, which is neither.)
+fn is_pause(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Gives a connection up whose other end has vanished without a word (a machine that sleeps, another
+/// network, a forgetful firewall): for the whole `limit` it has acknowledged nothing of what was
+/// `sent`. A time limit of the kernel's own would also end one whose other end is there and reads
+/// nothing.
+fn look_after(stream: &TcpStream, sent: Duration, limit: Duration) -> Result<(), Error> {
+    if sent < limit {
+        return Ok(());
+    }
+    match tcp_info::of(stream.as_raw_fd()) {
+        Some(info) if info.unacknowledged && info.last_acknowledged >= limit => {
+            exchange::was_not_received();
+            Err(Error::Io(Errno::ETIMEDOUT.into()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a write that has waited goes on waiting.
@@ -209,9 +248,10 @@ fn go_on(started: Instant, timeout: NextTimeout) -> Result<(), Error> {
     Ok(())
 }
 
+/// Why there is no connection.
 fn failure(error: io::Error, timeout: NextTimeout) -> Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
+        io::ErrorKind::TimedOut => Error::Timeout(timeout.reason),
         _ => Error::Io(error),
     }
 }
@@ -240,10 +280,10 @@ mod tests {
     fn pair() -> (Tcp, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let stream = open(&[address], timeout(Timeout::Connect)).unwrap();
+        let (stream, _) = connect(&[address], LIMIT).unwrap();
         let (other, _) = listener.accept().unwrap();
         other.set_read_timeout(Some(LIMIT)).unwrap();
-        (Tcp::new(Arc::new(Shared(stream))), other)
+        (Tcp::new(Arc::new(Shared(stream)), LIMIT), other)
     }
 
     fn transmit(tcp: &mut Tcp, bytes: &[u8]) {
@@ -326,19 +366,6 @@ mod tests {
         assert!(
             matches!(&outcome, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset),
             "{outcome:?}"
-        );
-    }
-
-    #[test]
-    fn an_address_that_refuses_is_followed_by_the_next() {
-        let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let stream = open(&[refusing, address], timeout(Timeout::Connect)).unwrap();
-        assert_eq!(stream.peer_addr().unwrap(), address);
-        let refused = open(&[refusing], timeout(Timeout::Connect));
-        assert!(
-            matches!(refused, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
         );
     }
 }

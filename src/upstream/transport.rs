@@ -5,6 +5,7 @@
 //! there; above TLS it would not.) [`Tapped`] sits above TLS and notes how far a request got.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ureq::unversioned::transport::{
@@ -16,6 +17,7 @@ use ureq::{Error, Timeout};
 use super::MAX_HEAD;
 use super::buffers::SIZE;
 use super::exchange::{self, Limit, SLICE, Stage, Step};
+use super::resolver::Memory;
 use super::tcp::TcpConnector;
 use crate::clock;
 
@@ -27,11 +29,15 @@ const MOST_UNREAD: usize = MAX_HEAD + 2 * SIZE;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The whole chain. `connect_limit` covers name resolution, TCP and TLS together.
-pub(super) fn chain(connect_limit: Duration) -> impl Connector<(), Out = Tapped> {
+pub(super) fn chain(
+    connect_limit: Duration,
+    memory: Arc<Memory>,
+) -> impl Connector<(), Out = Tapped> {
+    let tcp = TcpConnector { memory, silence_limit: connect_limit };
     let inner =
         ().chain(SocksConnector::default())
             .chain(ConnectProxyConnector::default())
-            .chain(TcpConnector)
+            .chain(tcp)
             .chain(SliceConnector)
             .chain(RustlsConnector::default());
     TapConnector { inner, connect_limit }

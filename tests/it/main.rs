@@ -20,6 +20,7 @@ mod logs;
 mod metrics;
 mod models;
 mod native;
+mod networks;
 mod pins;
 mod prefer;
 mod refusals;
