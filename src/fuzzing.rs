@@ -44,7 +44,7 @@ pub fn edit_body(body: &[u8], model: &str) -> Option<Sent> {
         reader.read_to_end(&mut bytes).expect("memory can be read");
         bytes
     };
-    let (edited, as_sent) = (body.with_model(model), body.as_sent());
+    let (edited, as_sent) = (body.with_model(model, &[]), body.as_sent());
     Some(Sent {
         edited: read(Box::new(edited.reader())),
         length: edited.len(),

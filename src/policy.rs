@@ -9,6 +9,7 @@ pub(crate) mod estimate;
 pub(crate) mod failover;
 pub(crate) mod headers;
 pub(crate) mod ids;
+pub(crate) mod limits;
 pub(crate) mod pool;
 pub(crate) mod route;
 pub(crate) mod scheduler;

@@ -14,7 +14,6 @@ use crate::config::{Config, Loaded};
 use crate::error::StartupError;
 use crate::metrics::Metrics;
 use crate::panics::{Alarm, Event};
-use crate::policy::pool::Pool;
 use crate::policy::scheduler::Scheduler;
 use crate::proxy::Proxy;
 use crate::server::{self, Server};
@@ -62,9 +61,9 @@ impl Service {
         let now = clock::now();
         let (store, file) = Store::open(&config.state_path, now)?;
         let newest = file.newest_change();
-        let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
-        let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
-        let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
+        let pool = Arc::new(config.pool());
+        let scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now)
+            .with_limits(config.limits(), &config.vision_models);
         for doubt in doubts_of_the_clock(&scheduler, config.cooldown, newest, now) {
             warn!("clock {doubt}");
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::Moment;
+use crate::policy::limits::Fact;
 use crate::policy::pool::Pool;
 use crate::policy::scheduler::{Scheduler, SlotView, Standing};
 use crate::policy::verdict::Verdict;
@@ -49,12 +50,27 @@ fn slot(pool: &Pool, view: &SlotView<'_>, free_quota: u64) -> Value {
         "lastError": view.last_error,
         "lastUsedAt": view.last_used_at.map(|at| at.to_string()),
         "lastVerdict": view.last_verdict.map(Verdict::name),
+        "limits": view.limits.iter().map(|fact| limit(fact)).collect::<Vec<_>>(),
         "requests": view.tally.requests,
         "inputTokens": view.tally.input_tokens,
         "outputTokens": view.tally.output_tokens,
         "images": view.tally.images,
         "unknownRequests": view.tally.unknown_requests,
         "estimatedTokensLeft": tokens_left(view, free_quota),
+    })
+}
+
+/// What a model cannot take.
+fn limit(fact: &Fact) -> Value {
+    let on = fact.limit.hangs_on();
+    json!({
+        "kind": fact.limit.kind(),
+        "bound": fact.limit.bound(),
+        "on": Some(on).filter(|on| !on.is_empty()),
+        "path": &*fact.path,
+        "said": &*fact.said,
+        "learnedAt": fact.learned.calendar.to_string(),
+        "until": fact.until().to_string(),
     })
 }
 

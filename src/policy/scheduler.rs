@@ -5,17 +5,19 @@
 
 mod ask;
 mod control;
+mod limits;
 mod pins;
 mod slots;
 mod tallies;
 mod twins;
 mod view;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::bench::{Benches, Rest};
+use super::limits::{Book, Bounds};
 use super::pool::{KeyIndex, Pool, Slot};
 use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
@@ -24,19 +26,12 @@ use crate::clock::{Moment, Timestamp};
 pub(crate) use ask::{Ask, Next, Tried, Wanted};
 use control::Disabled;
 pub(crate) use control::Scope;
+use limits::{Chance, Choice};
 use pins::Pins;
 pub(crate) use slots::Snapshot;
 use slots::{Cursor, SlotState};
 use tallies::Tallies;
 pub(crate) use view::{SlotView, Standing};
-
-/// How unwillingly a slot is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Reluctance {
-    None,
-    Benched,
-    StreamsOnly,
-}
 
 /// The order of events inside this process. Unlike the clock it never stands still or goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +42,8 @@ struct Tick(u64);
 pub(crate) struct Pick {
     /// The slot to try.
     pub slot: Slot,
+    /// What has to be lowered in the request for this slot's model.
+    pub bounds: Bounds,
     began: Tick,
     /// Whether the walk passed over cooling slots alone, so that a success may move the cursors.
     direct: bool,
@@ -83,8 +80,8 @@ pub(crate) struct Scheduler {
     key_cursor: Cursor,
     model_cursors: Vec<Cursor>,
     benches: Benches,
-    /// Models that answered that they only stream.
-    stream_only: HashSet<Arc<str>>,
+    /// What models cannot take.
+    book: Book,
     /// Keys that look like one account, each pair once.
     twins: Vec<(KeyIndex, KeyIndex)>,
     /// Which key made which identifier.
@@ -136,7 +133,7 @@ impl Scheduler {
             key_cursor,
             model_cursors,
             benches: Benches::default(),
-            stream_only: HashSet::new(),
+            book: Book::default(),
             twins: Vec::new(),
             pins,
             tallies,
@@ -151,38 +148,43 @@ impl Scheduler {
     }
 
     /// The slot with which to go on: the current key first, inside it the current model first,
-    /// and only what is available. What is benched comes last, and what cannot serve a request
-    /// that is not streamed after that. Nothing that was tried is given again.
+    /// and only what is available. Slots whose model takes the request as it is come before those
+    /// for which it has to be lowered, then come those that are benched, and last those whose
+    /// model is known to refuse it. Nothing that was tried is given again.
     pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
-            return Next::Slot(Pick { slot, began: self.advance(), direct: false });
+            let (bounds, began) = (Bounds::default(), self.advance());
+            return Next::Slot(Pick { slot, bounds, began, direct: false });
         }
-        let mut first = None;
-        let mut best: Option<(Reluctance, Slot)> = None;
+        let (mut first, mut refusal) = (None, None);
+        let mut best: Option<Choice> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
                 continue;
             }
             first.get_or_insert_with(|| slot.clone());
-            if ask.tried.contains(&slot) {
-                continue;
+            match self.chance(slot, ask, moment.monotonic) {
+                Chance::No => {}
+                Chance::Never(said) => refusal = Some(said),
+                Chance::Yes(choice) => {
+                    if best.as_ref().is_none_or(|best| choice.order < best.order) {
+                        best = Some(choice);
+                    }
+                }
             }
-            let reluctance = self.reluctance(&slot, ask, moment.monotonic);
-            if best.as_ref().is_none_or(|(least, _)| reluctance < *least) {
-                best = Some((reluctance, slot));
-            }
-            if reluctance == Reluctance::None {
+            if best.as_ref().is_some_and(|best| best.order.is_best()) {
                 break;
             }
         }
-        match best {
-            Some((_, slot)) => {
+        match (best, refusal) {
+            (Some(Choice { slot, bounds, .. }), _) => {
                 let is_free = ask.wanted == Wanted::Pool && ask.key.is_none();
                 let direct = is_free && first.as_ref() == Some(&slot);
-                Next::Slot(Pick { slot, began: self.advance(), direct })
+                Next::Slot(Pick { slot, bounds, began: self.advance(), direct })
             }
-            None if first.is_some() => Next::NoneLeft,
-            None => self.none_available(ask),
+            (None, Some(said)) if !ask.has_answer => Next::NoneTakes { said },
+            (None, _) if first.is_some() => Next::NoneLeft,
+            (None, _) => self.none_available(ask),
         }
     }
 
@@ -270,14 +272,6 @@ impl Scheduler {
         }
     }
 
-    /// From now on this model is asked last by requests that are not streamed.
-    pub(crate) fn note_stream_only(&mut self, model: &Arc<str>) {
-        // The pool's only: clients could make up others without end.
-        if self.pool.place_of(model).is_some() {
-            self.stream_only.insert(Arc::clone(model));
-        }
-    }
-
     /// How many slots a request may use now.
     #[must_use]
     pub(crate) fn available_count(&self, now: Timestamp) -> usize {
@@ -337,10 +331,13 @@ impl Scheduler {
         let place = self.pool.place_of(ask.first?)?;
         let key = ask.key.unwrap_or(KeyIndex(self.key_cursor.at));
         let slot = Slot { key, model: Arc::clone(&self.pool.models()[place]) };
-        let is_fine = self.is_available(&slot, moment.calendar)
-            && !ask.tried.contains(&slot)
-            && self.reluctance(&slot, ask, moment.monotonic) == Reluctance::None;
-        is_fine.then_some(slot)
+        if !self.is_available(&slot, moment.calendar) {
+            return None;
+        }
+        match self.chance(slot, ask, moment.monotonic) {
+            Chance::Yes(choice) if choice.order.is_willing() => Some(choice.slot),
+            _ => None,
+        }
     }
 
     /// The key with which the next request starts.
@@ -392,16 +389,6 @@ impl Scheduler {
         let mut keys = wrapping(self.key_cursor.at, self.pool.key_count()).map(KeyIndex);
         if let Some(key) = keys.find(|key| self.next_model(*key, now).is_some()) {
             self.key_cursor.move_to(key.0, now);
-        }
-    }
-
-    fn reluctance(&self, slot: &Slot, ask: &Ask<'_>, at: Instant) -> Reluctance {
-        if !ask.streamed && self.stream_only.contains(&slot.model) {
-            Reluctance::StreamsOnly
-        } else if self.benches.is_benched(slot, ask.base, at) {
-            Reluctance::Benched
-        } else {
-            Reluctance::None
         }
     }
 

@@ -48,9 +48,6 @@ const MODEL_CODES: [&str; 7] = [
 const PARAMETER_CODES: [&str; 1] = ["InvalidParameter"];
 const MODEL_WORDS: [&str; 1] = ["model not exist"];
 
-/// What models say that only stream, or speak WebSocket only, at 400.
-const STREAM_WORDS: [&str; 2] = ["only support stream", "not support http call"];
-
 /// What a per-minute limit and a used up quota of a model that cannot be paid for both say.
 const FREE_ALLOCATION_WORDS: [&str; 1] = ["free allocated quota exceeded"];
 
@@ -72,8 +69,9 @@ pub enum Verdict {
     KeyRejected,
     /// This key may not use this model.
     ModelDenied,
-    /// This model does not answer a request that is not streamed.
-    StreamOnly,
+    /// This model cannot take the request; another may. Only [`limits`](super::limits) tells it
+    /// from the caller's own mistake.
+    ModelLimit,
     /// Too much at once; the slot should rest for this long.
     Throttled(Duration),
     /// Upstream is in trouble.
@@ -95,7 +93,7 @@ impl Verdict {
             Self::AccountBlocked => "account_blocked",
             Self::KeyRejected => "key_rejected",
             Self::ModelDenied => "model_denied",
-            Self::StreamOnly => "stream_only",
+            Self::ModelLimit => "model_limit",
             Self::Throttled(_) => "throttled",
             Self::Unavailable => "unavailable",
             Self::InternalError => "internal_error",
@@ -170,8 +168,6 @@ fn judge(failure: Failure<'_>, fault: &Fault) -> Verdict {
         Verdict::KeyRejected
     } else if is_denied {
         if names_model { Verdict::CallerError } else { Verdict::ModelDenied }
-    } else if status == 400 && fault.says(&STREAM_WORDS) && !names_model {
-        Verdict::StreamOnly
     } else {
         match status {
             429 if fault.says(&FREE_ALLOCATION_WORDS) => Verdict::Throttled(LONG_REST),
@@ -199,6 +195,12 @@ pub(crate) fn classify_first_event(payload: &[u8]) -> Judgement {
         }
         _ => Judgement::success(),
     }
+}
+
+/// What an event says if it is an error.
+#[must_use]
+pub(crate) fn message_of_error(payload: &[u8]) -> Option<String> {
+    Fault::of_json(payload, false).filter(|fault| !fault.codes.is_empty())?.message
 }
 
 /// An error as any of DashScope's envelopes carries it: nested under `error`, or flat.
@@ -568,13 +570,13 @@ mod tests {
     }
 
     #[test]
-    fn models_that_only_stream_say_so_in_words() {
-        for message in [
-            "This model only support stream mode, please enable the stream parameter to access the model. ",
-            "current user api does not support http call",
-        ] {
-            assert_eq!(judged(400, &flat("invalid_parameter_error", message)), Verdict::StreamOnly);
-        }
+    fn only_an_error_has_a_message_of_one() {
+        let of = |payload: &str| message_of_error(payload.as_bytes());
+        assert_eq!(of(&flat("InvalidParameter", "x")).as_deref(), Some("x"));
+        assert_eq!(of(r#"{"error":{"code":"c","message":"x"}}"#).as_deref(), Some("x"));
+        assert_eq!(of(r#"{"message":"x"}"#), None);
+        assert_eq!(of(r#"{"type":"message_start","message":{"content":[]}}"#), None);
+        assert_eq!(of("[DONE]"), None);
     }
 
     #[test]

@@ -12,8 +12,9 @@ use crate::policy::bench::Rest;
 use crate::policy::failover::{self, Penalty};
 use crate::policy::headers::{self, Content};
 use crate::policy::ids::{self, Makes};
+use crate::policy::limits::{self, LIFE, Limit, ModelLimits, Refusal};
 use crate::policy::pool::{KeyIndex, Slot};
-use crate::policy::route::{Base, Rule};
+use crate::policy::route::{Base, Protocol, Rule};
 use crate::policy::scheduler::{Pick, Wanted};
 use crate::policy::verdict::{self, Failure, Judgement, Verdict};
 use crate::relay::{self, Client, Held, Upload};
@@ -34,6 +35,8 @@ pub(super) struct Judged {
     pub(super) answer: Answer,
     pub(super) held: Held,
     pub(super) judgement: Judgement,
+    /// What the model cannot take, if that is the verdict.
+    pub(super) limit: Option<Limit>,
 }
 
 impl Proxy {
@@ -45,18 +48,18 @@ impl Proxy {
         client: &mut dyn Client,
     ) -> Result<Judged, CallError> {
         task.story.attempts += 1;
-        let mut outcome = self.call(task, &pick.slot, client, Over::Any);
+        let mut outcome = self.call(task, pick, client, Over::Any);
         if let Err(error) = &outcome
             && error.repeatable
             && !task.request.endpoint.is_upload()
         {
             debug!("repeat id={} cause={}", task.request.id, Quoted(&error.cause));
             task.story.attempts += 1;
-            outcome = self.call(task, &pick.slot, client, Over::Fresh);
+            outcome = self.call(task, pick, client, Over::Fresh);
         }
         let (key, model) = (self.pool.label(pick.slot.key), self.model_name(&pick.slot));
         let judged = match outcome {
-            Ok(answer) => self.judge(answer, task),
+            Ok(answer) => self.judge(answer, task, &pick.slot),
             Err(error) => {
                 self.metrics.attempt(key, model, "no_answer");
                 return Err(error);
@@ -74,11 +77,11 @@ impl Proxy {
     pub(super) fn call(
         &self,
         task: &Task<'_>,
-        slot: &Slot,
+        pick: &Pick,
         client: &mut dyn Client,
         over: Over,
     ) -> Result<Answer, CallError> {
-        let request = task.request;
+        let (request, slot) = (task.request, &pick.slot);
         let url = self.url(request, slot.key);
         let client_headers = request.headers.iter().map(|(name, value)| (&**name, &**value));
         let content = match task.body {
@@ -89,7 +92,7 @@ impl Proxy {
         let key = &self.config.keys[slot.key.0].secret;
         upstream::authorize(&mut headers, self.config.auth_mode, key);
         let edited = task.body.map(|body| match task.wanted {
-            Wanted::Pool => body.with_model(&slot.model),
+            Wanted::Pool => body.with_model(&slot.model, &task.lowered(pick)),
             Wanted::Model(_) => body.as_sent(),
         });
         let length = client.upload_length();
@@ -124,7 +127,7 @@ impl Proxy {
     }
 
     /// Reads as much of an answer as its verdict needs.
-    fn judge(&self, mut answer: Answer, task: &Task<'_>) -> Judged {
+    fn judge(&self, mut answer: Answer, task: &Task<'_>, slot: &Slot) -> Judged {
         let is_success = (200..300).contains(&answer.status);
         let (held, mut judgement) = if is_success {
             self.judge_success(&mut answer, task)
@@ -137,7 +140,33 @@ impl Proxy {
         } else {
             self.config.failover.admit(judgement.verdict)
         };
-        Judged { answer, held, judgement }
+        let limit = self.limit_in(&answer, &judgement, task, slot);
+        if limit.is_some() {
+            judgement.verdict = Verdict::ModelLimit;
+        }
+        Judged { answer, held, judgement, limit }
+    }
+
+    /// What the slot's model cannot take, if that is all that an answer says. Where the client's
+    /// model stays, or the key that made something, the answer is the client's.
+    fn limit_in(
+        &self,
+        answer: &Answer,
+        judgement: &Judgement,
+        task: &Task<'_>,
+        slot: &Slot,
+    ) -> Option<Limit> {
+        let may_move = task.wanted == Wanted::Pool && self.config.limits() != ModelLimits::Off;
+        let message = judgement.message.as_deref().filter(|_| may_move)?;
+        let status = match judgement.verdict {
+            // The first event of a stream that began well: the head says nothing of it.
+            Verdict::Success => 400,
+            Verdict::CallerError | Verdict::ModelDenied => answer.status,
+            _ => return None,
+        };
+        let is_native = task.request.endpoint.protocol == Protocol::Native;
+        let refusal = Refusal { status, message, model: &slot.model, is_native };
+        limits::recognise(refusal, || task.needs())
     }
 
     fn judge_failure(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
@@ -160,7 +189,11 @@ impl Proxy {
     fn judge_success(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
         if is_event_stream(&answer.headers) {
             let (held, event) = relay::hold_first_event(&mut answer.body);
-            let judgement = event.as_deref().map(verdict::classify_first_event);
+            let judgement = event.as_deref().map(|event| {
+                let judgement = verdict::classify_first_event(event);
+                let said = || verdict::message_of_error(event);
+                Judgement { message: judgement.message.clone().or_else(said), ..judgement }
+            });
             return (held.with_first_event(event), judgement.unwrap_or_else(Judgement::success));
         }
         let held = match task.makes {
@@ -178,7 +211,7 @@ impl Proxy {
             }
             Verdict::QuotaExhausted => self.learn_exhaustion(judged, task, pick),
             Verdict::Success => self.learn_success(judged, task, pick),
-            Verdict::StreamOnly => self.scheduler.lock().note_stream_only(&pick.slot.model),
+            Verdict::ModelLimit => self.learn_limit(judged, task, &pick.slot),
             verdict => self.penalize(verdict, judged, task, &pick.slot),
         }
     }
@@ -222,6 +255,10 @@ impl Proxy {
             let mut scheduler = self.scheduler.lock();
             let pinned = scheduler.pin(ids, pick.slot.key, clock::now());
             let revision = scheduler.revision();
+            // Where nobody had to look, nothing is known that this could disprove.
+            if let Some(needs) = task.needs.get() {
+                scheduler.note_served(pick, &task.request.endpoint.path, needs);
+            }
             (pinned.then_some(revision), scheduler.report_success(pick, base, clock::now()))
         };
         // Before the client hears of an identifier, its key is on disk.
@@ -231,6 +268,30 @@ impl Proxy {
             warn!(
                 "revived slot={} cooldown=ended: this pair answers again and may now be billed, unless \"free quota only\" is on",
                 self.pool.show(&pick.slot)
+            );
+        }
+    }
+
+    fn learn_limit(&self, judged: &Judged, task: &Task<'_>, slot: &Slot) {
+        let Some(limit) = judged.limit.clone() else { return };
+        let said = judged.judgement.message.as_deref().unwrap_or_default();
+        let (path, moment) = (&task.request.endpoint.path, clock::moment());
+        let (kind, bound, on) = (limit.kind(), limit.bound(), limit.hangs_on());
+        let is_news = self.scheduler.lock().learn_limit(slot, path, limit, said, moment);
+        if is_news {
+            info!(
+                "limit id={} model={} kind={kind} bound={} on={} path={} until={} status={} code={} request_id={} slot={} said={}",
+                task.request.id,
+                slot.model,
+                bound.map_or_else(|| "-".to_owned(), |bound| bound.to_string()),
+                Quoted(if on.is_empty() { "-" } else { &on }),
+                Quoted(path),
+                moment.calendar.plus(LIFE),
+                judged.answer.status,
+                Quoted(judged.code()),
+                Quoted(judged.request_id()),
+                self.pool.show(slot),
+                Quoted(said)
             );
         }
     }

@@ -74,7 +74,7 @@ impl Disabled {
 }
 
 impl Scheduler {
-    /// Ends cooldowns, forgets their errors and lifts benches. An exhaustion of an attempt that
+    /// Ends cooldowns, forgets their errors and models' limits, and lifts benches. An exhaustion of an attempt that
     /// began before is counted and does not cool again. Returns the slots that cooled.
     pub(crate) fn reset(&mut self, scope: &Scope, now: Timestamp) -> Vec<Slot> {
         let tick = self.advance();
@@ -91,6 +91,10 @@ impl Scheduler {
             state.reset = tick;
         }
         self.benches.lift_all(scope);
+        // A limit is a model's, whatever the key.
+        if scope.model.is_some() || scope.key.is_none() {
+            self.book.forget(scope.model.as_deref());
+        }
         self.change();
         changed.sort();
         changed
@@ -167,7 +171,9 @@ mod tests {
 
     fn take(scheduler: &mut Scheduler, wanted: Wanted<'_>) -> Option<Pick> {
         let (tried, base) = (&Tried::default(), Protocol::OpenAi);
-        let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
+        let (needs, path) = (None, "/chat/completions");
+        let ask =
+            Ask { tried, wanted, key: None, first: None, base, path, needs, has_answer: false };
         match scheduler.next_slot(&ask, moment()) {
             Next::Slot(pick) => Some(pick),
             _ => None,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::tallies::Tally;
 use super::{Moment, Scheduler, Slot, Timestamp, Verdict};
+use crate::policy::limits::Fact;
 
 /// How a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub(crate) struct SlotView<'a> {
     pub last_used_at: Option<Timestamp>,
     /// What its last answer meant.
     pub last_verdict: Option<Verdict>,
+    /// What its model cannot take.
+    pub limits: Vec<&'a Fact>,
     /// What it has served.
     pub tally: Tally,
     /// Whether the next request starts with this key.
@@ -74,6 +77,7 @@ impl Scheduler {
                     last_error: record.last_error.as_deref(),
                     last_used_at: record.last_used_at,
                     last_verdict: self.last_verdicts.get(&slot).copied(),
+                    limits: self.limits_of(&slot, moment.monotonic).collect(),
                     tally: self.tally(&slot),
                     current_key: slot.key == current_key,
                     current_model: self.pool.place_of(&slot.model) == Some(starts[slot.key.0]),
