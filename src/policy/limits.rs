@@ -9,6 +9,7 @@ mod look;
 mod needs;
 mod parts;
 mod sentence;
+mod value;
 
 pub(crate) use book::{Book, Fact, Fit, LIFE, Place};
 pub(crate) use needs::{Bounds, Lowered, Needs, Thinking};
@@ -318,7 +319,5 @@ impl Limit {
     }
 }
 
-#[cfg(test)]
-mod corpus;
 #[cfg(test)]
 mod tests;

@@ -14,6 +14,7 @@ mod failover;
 mod front;
 mod harness;
 mod life;
+mod limits;
 mod logs;
 mod metrics;
 mod models;

@@ -6,12 +6,11 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::value::RawValue;
 
 use super::needs::{Needs, Thinking, UpperBound};
 use super::parts::{Part, SOURCES, Wire};
+use super::value::{Name, Source, raw, skip, truth};
 
 /// A parameter's name is kept up to this length, and so many of them: what a client makes up must
 /// not fill the memory.
@@ -192,10 +191,16 @@ impl<'text> Found<'_, 'text> {
 
     fn parameter<A: MapAccess<'text>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         match name {
-            "max_tokens" => self.output("max_tokens", map)?,
-            "max_completion_tokens" => self.output("max_completion_tokens", map)?,
-            "max_output_tokens" => self.output("max_output_tokens", map)?,
-            "thinking_budget" => self.budget("thinking_budget", map)?,
+            "max_tokens" => self.needs.outputs.extend(self.bound("max_tokens", raw(map)?)),
+            "max_completion_tokens" => {
+                self.needs.outputs.extend(self.bound("max_completion_tokens", raw(map)?))
+            }
+            "max_output_tokens" => {
+                self.needs.outputs.extend(self.bound("max_output_tokens", raw(map)?))
+            }
+            "thinking_budget" => {
+                self.needs.budgets.extend(self.bound("thinking_budget", raw(map)?))
+            }
             "enable_thinking" => self.said.switch = truth(raw(map)?),
             "incremental_output" => self.needs.increments = truth(raw(map)?),
             "enable_search" => self.needs.searches |= raw(map)? == "true",
@@ -229,7 +234,10 @@ impl<'text> Found<'_, 'text> {
                 self.said.kind = kind.map(|kind| kind != "disabled");
                 Ok(())
             }
-            "budget_tokens" => self.budget("budget_tokens", map),
+            "budget_tokens" => {
+                self.needs.budgets.extend(self.bound("budget_tokens", raw(map)?));
+                Ok(())
+            }
             _ => skip(map),
         }
     }
@@ -237,8 +245,14 @@ impl<'text> Found<'_, 'text> {
     fn reasoning<A: MapAccess<'text>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         match name {
             "effort" => self.effort(map),
-            "budget_tokens" => self.budget("budget_tokens", map),
-            "max_tokens" => self.budget("max_tokens", map),
+            "budget_tokens" => {
+                self.needs.budgets.extend(self.bound("budget_tokens", raw(map)?));
+                Ok(())
+            }
+            "max_tokens" => {
+                self.needs.budgets.extend(self.bound("max_tokens", raw(map)?));
+                Ok(())
+            }
             _ => skip(map),
         }
     }
@@ -305,26 +319,6 @@ impl<'text> Found<'_, 'text> {
         }
     }
 
-    fn output<A: MapAccess<'text>>(
-        &mut self,
-        name: &'static str,
-        map: &mut A,
-    ) -> Result<(), A::Error> {
-        let bound = self.bound(name, raw(map)?);
-        self.needs.outputs.extend(bound);
-        Ok(())
-    }
-
-    fn budget<A: MapAccess<'text>>(
-        &mut self,
-        name: &'static str,
-        map: &mut A,
-    ) -> Result<(), A::Error> {
-        let bound = self.bound(name, raw(map)?);
-        self.needs.budgets.extend(bound);
-        Ok(())
-    }
-
     fn effort<A: MapAccess<'text>>(&mut self, map: &mut A) -> Result<(), A::Error> {
         let effort = Name::of(raw(map)?).filter(|effort| effort.len() <= LONGEST_NAME);
         self.needs.effort = effort.map(Cow::into_owned);
@@ -350,97 +344,5 @@ impl<'text> Found<'_, 'text> {
     ) -> Result<Option<Cow<'text, str>>, A::Error> {
         let value = raw(map)?;
         Ok(if name == wanted { Name::of(value) } else { None })
-    }
-}
-
-fn skip<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> {
-    map.next_value::<IgnoredAny>().map(drop)
-}
-
-/// A value as it is written.
-fn raw<'de, A: MapAccess<'de>>(map: &mut A) -> Result<&'de str, A::Error> {
-    map.next_value::<&RawValue>().map(RawValue::get)
-}
-
-fn truth(written: &str) -> Option<bool> {
-    match written {
-        "true" => Some(true),
-        "false" => Some(false),
-        _ => None,
-    }
-}
-
-/// A text without its escapes; copied only if it has any.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-
-impl<'a> Name<'a> {
-    /// The text that is written there, if it is one.
-    fn of(written: &'a str) -> Option<Cow<'a, str>> {
-        serde_json::from_str(written).ok().map(|Self(text)| text)
-    }
-}
-
-/// Tells whether a value is a medium or says where one is: a text with something in it, a list of
-/// such, or an object that has one in a member of which that is known.
-struct Source;
-
-impl<'de> DeserializeSeed<'de> for Source {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Source {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<bool, E> {
-        Ok(!text.is_empty())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
-        let mut is_source = false;
-        while let Some(Name(name)) = map.next_key()? {
-            let value = raw(&mut map)?;
-            let is_text = value.starts_with('"') && value.len() > 2;
-            let is_place = matches!(&*name, "url" | "data" | "file_id" | "file_data" | "file_url");
-            is_source |= is_place && is_text;
-        }
-        Ok(is_source)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<bool, A::Error> {
-        let mut is_source = false;
-        while let Some(value) = list.next_element::<&RawValue>()? {
-            is_source |= value.get().starts_with('"') && value.get().len() > 2;
-        }
-        Ok(is_source)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
-        Ok(false)
-    }
-
-    fn visit_unit<E>(self) -> Result<bool, E> {
-        Ok(false)
     }
 }
