@@ -12,6 +12,8 @@ mod sentence;
 mod value;
 
 pub(crate) use book::{Book, Fact, Fit, LIFE, Place};
+#[cfg(test)]
+pub(crate) use needs::UpperBound;
 pub(crate) use needs::{Bounds, Lowered, Needs, Thinking};
 pub(crate) use parts::{Media, Wire};
 pub(crate) use sentence::Sentence;

@@ -431,4 +431,6 @@ fn wrapping(start: usize, length: usize) -> Wrapping {
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
+mod serving;
+#[cfg(test)]
 mod tests;

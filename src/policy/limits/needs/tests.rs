@@ -1,4 +1,10 @@
+use std::io::Read;
+
+use proptest::prelude::*;
+use proptest::test_runner::Config;
+
 use super::*;
+use crate::policy::body::RequestBody;
 
 fn needs(wire: Wire, body: &str) -> Needs {
     serde_json::from_str::<serde_json::Value>(body).expect("a body of JSON");
@@ -239,4 +245,49 @@ fn a_thinking_budget_that_fitted_and_no_longer_does_becomes_half_of_the_output()
     assert_eq!(lowered(32_000, 81_920, bounds(Some(8_192), None)), pair(8_192, 0)[..1]);
     assert_eq!(lowered(32_000, 81_920, bounds(None, Some(38_912))), pair(0, 38_912)[1..]);
     assert_eq!(lowered(64_000, 63_000, bounds(Some(32_768), Some(38_912))), pair(32_768, 16_384));
+}
+
+proptest! {
+    #![proptest_config(Config { failure_persistence: None, ..Config::default() })]
+
+    /// The digits of a bound, its place among the members, and blanks around it.
+    #[test]
+    fn nothing_of_a_request_changes_but_its_model_and_a_lowered_bound(
+        output in prop::option::of(1..200_000_u64),
+        budget in prop::option::of(1..200_000_u64),
+        bounds in (prop::option::of(1..100_000_u64), prop::option::of(1..100_000_u64)),
+        text in ".{0,20}",
+        blank in prop::sample::select(vec!["", " ", "\n\t"]),
+        order in Just(vec![0, 1, 2, 3]).prop_shuffle(),
+    ) {
+        let text = serde_json::Value::from(text).to_string();
+        let members = [
+            output.map(|value| format!("\"max_tokens\"{blank}:{blank}{value}{blank}")),
+            budget.map(|value| format!("\"thinking_budget\":{value}")),
+            Some(format!("\"model\":{blank}\"any\"")),
+            Some(format!("\"messages\":[{{\"role\":\"user\",\"content\":{text},\"max_tokens\":9}}]")),
+        ];
+        let members: Vec<_> = order.into_iter().filter_map(|at| members[at].clone()).collect();
+        let body = format!("{blank}{{{}}}{blank}", members.join(&format!(",{blank}")));
+        let lowered = chat(&body).lowered(Bounds { output: bounds.0, budget: bounds.1 });
+        let sent = sent(&body, &lowered);
+        for it in &lowered {
+            let name = if it.name == "max_tokens" { output } else { budget };
+            prop_assert!(it.value < name.unwrap(), "{:?} is no lower", it);
+            let digits = name.unwrap().to_string();
+            prop_assert_eq!(&body[it.span.clone()], digits.as_str());
+        }
+        let expected = edited(&body, &lowered).replacen("\"any\"", "\"m\"", 1);
+        prop_assert_eq!(&sent, &expected);
+        let within = |value: Option<u64>, bound: Option<u64>| value.is_none_or(|it| it <= bound.unwrap_or(u64::MAX));
+        let after = chat(&sent);
+        prop_assert!(within(after.most_output(), bounds.0) && within(after.most_budget(), bounds.1));
+    }
+}
+
+/// The body as it goes upstream.
+fn sent(body: &str, lowered: &[Lowered]) -> String {
+    let (body, mut sent) = (RequestBody::parse(body.as_bytes()).unwrap(), String::new());
+    body.with_model("m", lowered).reader().read_to_string(&mut sent).unwrap();
+    sent
 }
