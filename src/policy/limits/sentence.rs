@@ -93,6 +93,7 @@ const PATTERNS: &[(&str, Reading)] = &[
     ("This model does not support enable_search", |_| Some(Sentence::NoSearch)),
     ("The parameters `{}` is not supported", |it| name(it[0]).map(Sentence::NoParameter)),
     ("This model only support stream mode", |_| Some(Sentence::OnlyStreams)),
+    ("This model only support stream mode, please enable the stream parameter", |_| Some(Sentence::OnlyStreams)),
     ("This model only support stream mode, please enable the stream parameter to access the model", |_| Some(Sentence::OnlyStreams)),
     ("current user api does not support http call", |_| Some(Sentence::OnlyStreams)),
     ("'audio' output only support with stream=true", |_| Some(Sentence::SpeechNeedsStream)),
