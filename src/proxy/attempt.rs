@@ -140,7 +140,10 @@ impl Proxy {
         } else {
             self.config.failover.admit(judgement.verdict)
         };
-        let limit = self.limit_in(&answer, &judgement, task, slot);
+        let limit = match held.ended_by_client() {
+            true => None,
+            false => self.limit_in(&answer, &judgement, task, slot),
+        };
         if limit.is_some() {
             judgement.verdict = Verdict::ModelLimit;
         }
@@ -158,12 +161,12 @@ impl Proxy {
     ) -> Option<Limit> {
         let may_move = task.wanted == Wanted::Pool && self.config.limits() != ModelLimits::Off;
         let message = judgement.message.as_deref().filter(|_| may_move)?;
-        let status = match judgement.verdict {
-            // The first event of a stream that began well: the head says nothing of it.
-            Verdict::Success => 400,
-            Verdict::CallerError | Verdict::ModelDenied => answer.status,
-            _ => return None,
-        };
+        let is_open = [Verdict::Success, Verdict::CallerError, Verdict::ModelDenied];
+        if !is_open.contains(&judgement.verdict) {
+            return None;
+        }
+        // Of the first event of a stream that began well the head says nothing.
+        let status = if (200..300).contains(&answer.status) { 400 } else { answer.status };
         let is_native = task.request.endpoint.protocol == Protocol::Native;
         let refusal = Refusal { status, message, model: &slot.model, is_native };
         limits::recognise(refusal, || task.needs())
