@@ -40,6 +40,14 @@ impl Timestamp {
     }
 }
 
+/// A time before 1970 reads as 0.
+impl From<SystemTime> for Timestamp {
+    fn from(time: SystemTime) -> Self {
+        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
 impl From<Timestamp> for SystemTime {
     fn from(time: Timestamp) -> Self {
         UNIX_EPOCH + Duration::from_millis(time.0)
@@ -76,8 +84,7 @@ pub fn moment() -> Moment {
 /// The calendar time now. A clock before 1970 reads as 0.
 #[must_use]
 pub fn now() -> Timestamp {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))
+    SystemTime::now().into()
 }
 
 /// The monotonic time now.

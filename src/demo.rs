@@ -13,7 +13,7 @@ use crate::clock;
 use crate::config::{self, Environment};
 use crate::error::StartupError;
 use crate::panics::Event;
-use crate::service::{Broken, Service};
+use crate::service::{Broken, Ended, Service};
 use crate::standin::StandIn;
 
 const PROXY_KEY: &str = "demo-proxy-key-0001";
@@ -58,7 +58,7 @@ impl Demo {
     ///
     /// # Errors
     /// As [`Service::run`].
-    pub fn run(self, events: &Receiver<Event>) -> Result<(), Broken> {
+    pub fn run(self, events: &Receiver<Event>) -> Result<Ended, Broken> {
         let address = self.service.address();
         introduce(address);
         for _ in 0..SHOWN {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::clock::Timestamp;
 use crate::config::ConfigError;
 use crate::policy::body::BodyError;
+use crate::policy::retry_after;
 use crate::policy::route::Protocol;
 
 /// Why the proxy does not start. Exit codes are those of sysexits.h.
@@ -50,13 +51,6 @@ impl From<ConfigError> for StartupError {
         Self::Config(error)
     }
 }
-
-/// The `Retry-After` when only a person can end the wait.
-const LONG_WAIT: u64 = 3_600;
-
-/// A `Retry-After` above this many seconds also says `x-should-retry: false`: the SDKs would
-/// otherwise wait and ask again while their user looks at a spinner.
-const LONGEST_USEFUL_RETRY: u64 = 60;
 
 /// Why a client gets an answer of our own instead of upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +114,13 @@ pub enum ProxyError {
         /// The key's label.
         label: String,
     },
+    /// Upstream wants to send the client elsewhere, where the proxy key would go with it.
+    Redirected {
+        /// The status of that.
+        status: u16,
+        /// The host it names, if that may be told.
+        host: Option<String>,
+    },
     /// Upstream could not be reached or broke off before its answer.
     Unreachable {
         /// The cause, in words.
@@ -149,7 +150,7 @@ impl ProxyError {
             Self::Encoded { .. } => 415,
             Self::TooLarge { .. } => 413,
             Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => 503,
-            Self::Unreachable { .. } | Self::KeyRejected { .. } => 502,
+            Self::Unreachable { .. } | Self::Redirected { .. } | Self::KeyRejected { .. } => 502,
             Self::TimedOut { .. } => 504,
         }
     }
@@ -160,13 +161,14 @@ impl ProxyError {
         match self {
             Self::WrongMethod { allow } => vec![("allow", (*allow).to_owned())],
             Self::Overloaded | Self::Stopping => vec![("retry-after", "1".to_owned())],
+            // The SDKs would otherwise wait and ask again while their user looks at a spinner, and
+            // others wait for as long as they are told.
             Self::NoSlot { until, now, .. } => {
-                let seconds = until.map_or(LONG_WAIT, |until| seconds_until(until, *now));
-                let mut headers = vec![("retry-after", seconds.to_string())];
-                if seconds > LONGEST_USEFUL_RETRY {
-                    headers.push(("x-should-retry", "false".to_owned()));
+                let seconds = until.map(|until| seconds_until(until, *now));
+                match seconds.filter(|seconds| *seconds <= retry_after::LONGEST_TOLD) {
+                    Some(seconds) => vec![("retry-after", seconds.to_string())],
+                    None => vec![("x-should-retry", "false".to_owned())],
                 }
-                headers
             }
             _ => Vec::new(),
         }
@@ -209,6 +211,7 @@ impl ProxyError {
             Self::Stopping => "stopping",
             Self::NoSlot { cooling: 0, .. } => "pool_disabled",
             Self::NoSlot { .. } => "free_quota_exhausted",
+            Self::Redirected { .. } => "upstream_redirect",
             Self::Unreachable { .. } => "upstream_unreachable",
             Self::TimedOut { .. } => "upstream_timeout",
         }
@@ -229,9 +232,10 @@ impl ProxyError {
             Self::NotFound | Self::NoSuchModel(_) | Self::NotInPool(_) => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
             Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => "overloaded_error",
-            Self::Unreachable { .. } | Self::KeyRejected { .. } | Self::TimedOut { .. } => {
-                "api_error"
-            }
+            Self::Unreachable { .. }
+            | Self::Redirected { .. }
+            | Self::KeyRejected { .. }
+            | Self::TimedOut { .. } => "api_error",
             _ => "invalid_request_error",
         }
     }
@@ -273,15 +277,25 @@ impl fmt::Display for ProxyError {
             Self::Overloaded => f.write_str("the proxy is busy; try again in a second"),
             Self::Stopping => f.write_str("the proxy is stopping; try again when it is back"),
             Self::NoSlot { until: Some(until), now, cooling, disabled } => {
-                write!(f, "no slot is available: the free quota of {cooling} is used up")?;
-                if *disabled > 0 {
-                    write!(f, ", {disabled} are switched off")?;
+                // Qwen Code gives up at once on `quota`, `exhausted` and `will reset`, and else
+                // asks again and again.
+                match disabled {
+                    0 if *cooling == 1 => f.write_str("the free quota of the only slot is exhausted")?,
+                    0 => write!(f, "the free quota of all {cooling} slots is exhausted")?,
+                    _ => write!(
+                        f,
+                        "the free quota of {cooling} slots is exhausted and {disabled} are disabled"
+                    )?,
                 }
                 let wait = in_words(until.since(*now));
-                write!(f, "; the first is tried again in {wait}, at {until}")
+                write!(f, "; it will reset at {until}, in {wait}")
             }
             Self::NoSlot { until: None, disabled, .. } => {
-                write!(f, "no slot is available: all {disabled} are switched off")
+                write!(f, "no slot is available: all {disabled} are disabled; `enable` ends that")
+            }
+            Self::Redirected { status, host } => {
+                let host = host.as_deref().unwrap_or("a place that is not named here");
+                write!(f, "DashScope answered with a redirect ({status}) to {host}; it is not followed: check the base URLs")
             }
             Self::Unreachable { cause } => write!(f, "DashScope could not be reached: {cause}"),
             Self::TimedOut { cause } => write!(f, "DashScope did not answer in time: {cause}"),
@@ -349,10 +363,28 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_of_over_a_minute_asks_clients_not_to_retry() {
-        assert_eq!(cooling(60_000).headers().len(), 1);
-        let headers = cooling(60_001).headers();
-        assert_eq!(headers[1], ("x-should-retry", "false".to_owned()));
+    fn a_wait_of_over_a_minute_is_not_told_and_clients_are_asked_not_to_retry() {
+        assert_eq!(cooling(60_000).headers(), [("retry-after", "60".to_owned())]);
+        let disabled =
+            ProxyError::NoSlot { until: None, now: Timestamp(0), cooling: 0, disabled: 4 };
+        for error in [cooling(60_001), cooling(2_592_000_000), disabled] {
+            assert_eq!(error.headers(), [("x-should-retry", "false".to_owned())]);
+        }
+    }
+
+    #[test]
+    fn a_used_up_pool_says_so_in_words_that_clients_know() {
+        let text = cooling(2_592_000_000).to_string();
+        let start =
+            "the free quota of all 6 slots is exhausted; it will reset at 2023-12-14T22:13:20";
+        assert!(text.starts_with(start), "{text}");
+        let now = Timestamp(0);
+        let some = ProxyError::NoSlot { until: Some(Timestamp(1)), now, cooling: 2, disabled: 4 };
+        let text = some.to_string();
+        let start = "the free quota of 2 slots is exhausted and 4 are disabled; it will reset at ";
+        assert!(text.starts_with(start), "{text}");
+        let none = ProxyError::NoSlot { until: None, now, cooling: 0, disabled: 6 }.to_string();
+        assert!(none.contains("all 6 are disabled") && !none.contains("quota"), "{none}");
     }
 
     #[test]

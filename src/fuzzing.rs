@@ -4,15 +4,20 @@
 
 use std::io::Read;
 
+use http::header::RETRY_AFTER;
+use http::{HeaderMap, HeaderValue};
+
+use crate::clock::Timestamp;
 use crate::config::{self, ConfigError, Environment};
 use crate::policy::body::RequestBody;
 use crate::policy::ids::{self, Makes};
 use crate::policy::limits::{self, Bounds, Effect, Needs, Refusal, Wire};
+use crate::policy::retry_after;
 use crate::policy::route::{self, Endpoint, Route, Rule};
 use crate::policy::sse;
 use crate::policy::state::StateFile;
 use crate::policy::usage::UsageScan;
-use crate::policy::verdict::{self, Failure, Verdict};
+use crate::policy::verdict::{self, Failure, LateScan, Verdict};
 
 /// How much of an error body is looked at, in bytes.
 pub const MAX_ERROR_PREFIX: usize = verdict::MAX_ERROR_PREFIX;
@@ -68,10 +73,27 @@ pub fn judge(
     told(verdict::classify(Failure { status, retry_after, prefix, names_model }).verdict)
 }
 
-/// Judges the first event of a stream that began with a success.
+/// Judges the first telling event of a stream that began with a success, and says whether an
+/// exhaustion is found in the stream when it goes by in these parts.
 #[must_use]
-pub fn judge_first_event(payload: &[u8]) -> &'static str {
-    told(verdict::classify_first_event(payload).verdict).0
+pub fn judge_stream<'a>(
+    stream: &[u8],
+    parts: impl Iterator<Item = &'a [u8]>,
+) -> (&'static str, bool) {
+    let opening = verdict::opening_at_end(stream);
+    let judged = opening.map(|event| verdict::classify_event(&event, false).verdict);
+    let mut scan = LateScan::default();
+    let found = parts.filter(|part| scan.see(part).is_some()).count();
+    (told(judged.unwrap_or(Verdict::Success)).0, found > 0 || scan.end().is_some())
+}
+
+/// How long an answer with this header asks to wait, in seconds, and whether a client hears of it.
+#[must_use]
+pub fn retry_after(value: &[u8], now_millis: u64) -> (Option<u64>, bool) {
+    let Ok(value) = HeaderValue::from_bytes(value) else { return (None, false) };
+    let now = Timestamp(now_millis);
+    let travels = retry_after::travels(&RETRY_AFTER, &value, now);
+    (retry_after::asked(&HeaderMap::from_iter([(RETRY_AFTER, value)]), now), travels)
 }
 
 fn told(verdict: Verdict) -> (&'static str, Option<u64>) {

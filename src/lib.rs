@@ -21,7 +21,7 @@
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, verdict, limits, failover, route, body, headers, events, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
-//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator`, `lead` | what everybody needs |
+//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
 //! # Threads
@@ -30,8 +30,8 @@
 //! | --- | --- | --- |
 //! | main | [`service::Service::run`] | signals, its own `/health` every 10 s, the drain |
 //! | ctrl-c | `main.rs`'s handler | signals |
-//! | worker-N | `server::gate`, then `proxy::Proxy::serve` | the library's queue of requests; then upstream, the client's socket, the state file (all with limits) |
-//! | intake | `server::gate`, while no worker is free to | the library's queue of requests, nothing else |
+//! | intake | `server::gate` | tiny_http's queue of requests, nothing else |
+//! | worker-N | `proxy::Proxy::serve` | the queue of jobs; then upstream, the client's socket, the state file (all with limits) |
 //! | receiver | `server::bodies` | a client that sends its body slowly |
 //! | responder | `admin`'s pages and steering, refusals | a client that takes them slowly, the state file |
 //! | lingerer | `server::refusals` | nothing for long: what refused clients still send, in turn |
@@ -58,7 +58,6 @@ pub mod standin;
 
 mod admin;
 mod allocator;
-mod lead;
 mod log_text;
 mod metrics;
 mod policy;

@@ -1,6 +1,7 @@
 //! The command: reads what was typed, sets up signals and the log, and prints the final error.
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +11,7 @@ use dashscope_proxy::commands::{self, CommandError, Report};
 use dashscope_proxy::config::{self, ConfigError, Environment};
 use dashscope_proxy::error::StartupError;
 use dashscope_proxy::panics::{self, Event};
-use dashscope_proxy::service::{Broken, Service};
+use dashscope_proxy::service::{Broken, Ended, Service};
 use dashscope_proxy::{demo, logging};
 
 /// EX_USAGE of sysexits.h.
@@ -18,6 +19,9 @@ const USAGE_EXIT: u8 = 64;
 
 /// EX_SOFTWARE of sysexits.h.
 const BROKEN_EXIT: u8 = 70;
+
+/// EX_TEMPFAIL of sysexits.h: the supervisor is to start it again.
+const RENEW_EXIT: u8 = 75;
 
 /// The exit code of a process that a signal ended, as shells count it (128 + SIGINT).
 const INTERRUPTED_EXIT: i32 = 130;
@@ -28,6 +32,8 @@ enum Failure {
     Startup(StartupError),
     Broken(Broken),
     Command(CommandError),
+    /// The program could not be executed anew.
+    Renew(std::io::Error),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +58,10 @@ fn complain(failure: &Failure) -> ExitCode {
             eprintln!("dashscope-proxy: {error}");
             ExitCode::from(error.exit_code())
         }
+        Failure::Renew(error) => {
+            eprintln!("dashscope-proxy: failed to begin anew: {error}");
+            ExitCode::from(RENEW_EXIT)
+        }
         Failure::Broken(broken) => {
             eprintln!("dashscope-proxy: {broken}");
             ExitCode::from(BROKEN_EXIT)
@@ -71,7 +81,7 @@ fn run() -> Result<u8, Failure> {
             logging::start(&loaded.config.log_filter);
             panics::watch();
             let (sender, events) = on_signal()?;
-            Service::start(loaded, sender)?.run(&events)?;
+            return end(Service::start(loaded, sender)?.run(&events)?);
         }
         Command::Status(options) => return report(commands::status(&options), options.json),
         Command::Steer(steer, target, options) => {
@@ -84,10 +94,24 @@ fn run() -> Result<u8, Failure> {
             logging::start("info");
             panics::watch();
             let (sender, events) = on_signal()?;
-            demo::start(sender)?.run(&events)?;
+            return end(demo::start(sender)?.run(&events)?);
         }
     }
     Ok(0)
+}
+
+/// Ends the process, or begins it anew under the same number: the listener is handed over the way
+/// systemd does it, and everything else is let go of.
+fn end(ended: Ended) -> Result<u8, Failure> {
+    if ended == Ended::Stopped {
+        return Ok(0);
+    }
+    let error = std::process::Command::new("/proc/self/exe")
+        .args(std::env::args_os().skip(1))
+        .env("LISTEN_PID", std::process::id().to_string())
+        .env("LISTEN_FDS", "1")
+        .exec();
+    Err(Failure::Renew(error))
 }
 
 /// Prints what a command has to say; with `json` also why it has not done what was asked.

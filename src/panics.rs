@@ -19,6 +19,8 @@ pub enum Event {
     Stop,
     /// A thread that the process cannot do without has panicked.
     Broken(String),
+    /// The process had better begin anew.
+    Renew,
 }
 
 /// Tells the main thread of a panic.
@@ -70,6 +72,11 @@ impl Alarm {
     #[must_use]
     pub fn new(events: Sender<Event>) -> Self {
         Self(events)
+    }
+
+    /// Says that the process had better begin anew.
+    pub(crate) fn renew(&self) {
+        let _ = self.0.send(Event::Renew);
     }
 
     /// Starts a thread that the process cannot do without.

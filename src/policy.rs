@@ -11,6 +11,8 @@ pub(crate) mod headers;
 pub(crate) mod ids;
 pub(crate) mod limits;
 pub(crate) mod pool;
+pub(crate) mod redirect;
+pub(crate) mod retry_after;
 pub(crate) mod route;
 pub(crate) mod scheduler;
 pub(crate) mod sse;

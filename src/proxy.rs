@@ -6,6 +6,7 @@
 
 mod attempt;
 mod heads;
+mod limits;
 mod story;
 mod walk;
 
@@ -14,7 +15,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::RETRY_AFTER;
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -61,6 +61,8 @@ pub(crate) struct ClientRequest {
     pub endpoint: Endpoint,
     /// When its head had been read.
     pub arrived: Instant,
+    /// Whether it had to wait for a worker or for its turn, so that its client may have given up.
+    pub waited: bool,
 }
 
 /// Everything that serving takes.
@@ -141,7 +143,7 @@ impl Proxy {
         let asked = story.asked.clone();
         let wanted = self.wanted(&endpoint.rule, asked.as_deref())?;
         let first = asked.as_deref().filter(|_| {
-            self.config.model_selection == ModelSelection::Prefer && endpoint.rule == Rule::Pool
+            self.config.model_selection == ModelSelection::Prefer && wanted == Wanted::Pool
         });
         let key = self.only_key(&endpoint.rule, body.as_ref());
         let makes = ids::made_by(endpoint, body.as_ref().is_none_or(RequestBody::is_stored));
@@ -209,11 +211,17 @@ impl Proxy {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;
             let (held, body) = (Held::default(), &mut answer.body);
-            task.story.relayed = Some(relay::relay(&head, held, body, client, |_| {}));
-            return Ok(());
+            if let Ok(relayed) = relay::relay(&head, held, body, client, |_| {}) {
+                task.story.relayed = Some(relayed);
+                return Ok(());
+            }
         }
         let tokens = estimate::input_tokens(&task.request.body);
-        let (head, body) = self.json_answer(200, &json!({"input_tokens": tokens}));
+        let count = match task.request.endpoint.protocol {
+            Protocol::OpenAi => json!({"object": "response.input_tokens", "input_tokens": tokens}),
+            Protocol::Anthropic | Protocol::Native => json!({"input_tokens": tokens}),
+        };
+        let (head, body) = self.json_answer(200, &count);
         task.story.status = head.status;
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
@@ -259,12 +267,7 @@ impl Proxy {
     }
 
     fn refuse(&self, error: &ProxyError, endpoint: &Endpoint, client: &mut dyn Client) {
-        let (mut head, body) = self.error_answer(error, endpoint.protocol);
-        // Codex, which speaks this path only, waits out any `Retry-After` without a word, a month
-        // too, and knows no `x-should-retry`. Without it, it gives up and says why.
-        if endpoint.path.starts_with("/responses") && head.headers.contains_key("x-should-retry") {
-            head.headers.remove(RETRY_AFTER);
-        }
+        let (head, body) = self.error_answer(error, endpoint.protocol);
         client.start(&head);
         let _ = client.send(&body).and_then(|()| client.finish());
     }
@@ -290,6 +293,11 @@ impl Task<'_> {
     /// What has to be lowered in its body for the slot of `pick`.
     fn lowered(&self, pick: &Pick) -> Vec<Lowered> {
         if pick.bounds.is_none() { Vec::new() } else { self.needs().lowered(pick.bounds) }
+    }
+
+    /// Whether the client named the model that it gets, so that a wrong one is its own mistake.
+    fn names_model(&self) -> bool {
+        self.wanted != Wanted::Pool
     }
 
     /// Whether the client asked for a stream: in the body, or on DashScope's own protocol in a

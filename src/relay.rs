@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 
 use crate::clock;
-use crate::policy::sse;
+use crate::policy::sse::{self, Event};
+use crate::policy::verdict;
 use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 
 /// How much is read from upstream at once, in bytes: the events of a stream fit into the first,
@@ -16,14 +17,11 @@ use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 const BUFFER: usize = 2 * 1024;
 const LARGEST_BUFFER: usize = 16 * 1024;
 
-/// How much of a stream is held while its first event is incomplete, in bytes.
+/// How much of a stream is held while its first telling event is incomplete, in bytes.
 const MAX_HELD: usize = 64 * 1024;
 
 /// How long it is held once its first byte has come.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
-
-/// How long the head waits for the first bytes of the body, to leave in one packet with them.
-const HEAD_WAITS: Duration = Duration::from_millis(20);
 
 /// The head of an answer to the client.
 #[derive(Debug)]
@@ -47,7 +45,7 @@ pub(crate) trait Client {
     /// When the client breaks off, or sends more than an upload may have.
     fn read_upload(&mut self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Begins the answer. The head leaves with the first bytes, or with [`Client::flush`].
+    /// Begins the answer. The head leaves with the first bytes of the body, or with its end.
     fn start(&mut self, head: &Head);
 
     /// Sends a part of the body at once.
@@ -55,12 +53,6 @@ pub(crate) trait Client {
     /// # Errors
     /// When the client does not take it.
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
-
-    /// Sends what is still held back.
-    ///
-    /// # Errors
-    /// When the client does not take it.
-    fn flush(&mut self) -> io::Result<()>;
 
     /// Ends the answer cleanly.
     ///
@@ -130,8 +122,8 @@ impl Read for Upload<'_> {
 pub(crate) struct Held {
     /// The bytes, in order.
     pub bytes: Vec<u8>,
-    /// The payload of the first event, if it is a stream whose first event has come.
-    first_event: Option<Vec<u8>>,
+    /// Whether they are events.
+    is_stream: bool,
     /// Whether the body ended, or broke, behind them.
     rest: Rest,
 }
@@ -155,10 +147,10 @@ pub(crate) fn hold_prefix(body: &mut AnswerBody, limit: usize) -> Held {
     held
 }
 
-/// Reads a stream until its first event is complete and returns that event's payload. The wait
-/// ends without one when the stream ends, or when too much has been held for too long.
-pub(crate) fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>) {
-    let mut held = Held::default();
+/// Reads a stream until the first event that carries anything is complete, and returns that. The
+/// wait ends without one when the stream ends, or when too much has been held for too long.
+pub(crate) fn hold_opening(body: &mut AnswerBody) -> (Held, Option<Event>) {
+    let mut held = Held { is_stream: true, ..Held::default() };
     let mut buffer = vec![0; BUFFER];
     let mut give_up_at = None;
     loop {
@@ -170,33 +162,49 @@ pub(crate) fn hold_first_event(body: &mut AnswerBody) -> (Held, Option<Vec<u8>>)
             None => return (held, None),
             Some(read) => held.take(read, &buffer),
         }
-        if let Some(event) = sse::first_event(&held.bytes) {
-            return (held, Some(event));
-        }
-        if !matches!(held.rest, Rest::ToCome) || held.bytes.len() >= MAX_HELD {
-            return (held, None);
+        let opening = match held.rest {
+            Rest::Ended => verdict::opening_at_end(&held.bytes),
+            _ => verdict::opening(&held.bytes),
+        };
+        let is_over = !matches!(held.rest, Rest::ToCome) || held.bytes.len() >= MAX_HELD;
+        if opening.is_some() || is_over {
+            return (held, opening);
         }
         give_up_at.get_or_insert_with(|| clock::instant() + LONGEST_HOLD);
     }
 }
 
 impl Held {
-    /// The same with the payload of its first event.
+    /// What `look` finds first in the payloads of its events, or in all that is held.
     #[must_use]
-    pub(crate) fn with_first_event(self, first_event: Option<Vec<u8>>) -> Self {
-        Self { first_event, ..self }
-    }
-
-    /// What says something of it: the first event's payload, or all that is held.
-    #[must_use]
-    pub(crate) fn meaning(&self) -> &[u8] {
-        self.first_event.as_deref().unwrap_or(&self.bytes)
+    pub(crate) fn find<T>(&self, look: impl Fn(&[u8]) -> Vec<T>) -> Vec<T> {
+        if !self.is_stream {
+            return look(&self.bytes);
+        }
+        let found = sse::events(&self.bytes).map(|event| look(&event.data));
+        found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
     /// Whether the client left before there was anything to send it.
     #[must_use]
     pub(crate) fn ended_by_client(&self) -> bool {
         matches!(&self.rest, Rest::Broken(error) if error.kind == FailureKind::ClientLeft)
+    }
+
+    /// Takes the first bytes of a body of which nothing has been read.
+    fn take_first(&mut self, body: &mut AnswerBody) -> Result<(), CallError> {
+        if let Rest::ToCome = self.rest {
+            let mut buffer = vec![0; BUFFER];
+            let read = body.read(&mut buffer);
+            self.take(read, &buffer);
+        }
+        match std::mem::take(&mut self.rest) {
+            Rest::Broken(error) if self.bytes.is_empty() => Err(error),
+            rest => {
+                self.rest = rest;
+                Ok(())
+            }
+        }
     }
 
     fn take(&mut self, read: Result<usize, CallError>, buffer: &[u8]) {
@@ -209,14 +217,21 @@ impl Held {
 }
 
 /// Sends the head, what was held, and the rest of the body as it comes. `see` is shown every part
-/// after it has been sent.
+/// after it has been sent. The head waits for the first bytes of the body: an answer that breaks off
+/// before them can still be told from one that was cut.
+///
+/// # Errors
+/// When the body breaks off before its first byte: the client has been sent nothing.
 pub(crate) fn relay(
     head: &Head,
-    held: Held,
+    mut held: Held,
     body: &mut AnswerBody,
     client: &mut dyn Client,
     mut see: impl FnMut(&[u8]),
-) -> Relayed {
+) -> Result<Relayed, CallError> {
+    if held.bytes.is_empty() {
+        held.take_first(body)?;
+    }
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
     relayed.end = match copy(held, body, client, &mut relayed, &mut see) {
@@ -229,7 +244,7 @@ pub(crate) fn relay(
     if relayed.end != End::Clean {
         client.cut();
     }
-    relayed
+    Ok(relayed)
 }
 
 fn copy(
@@ -254,13 +269,6 @@ fn copy(
         Rest::ToCome => {}
     }
     let mut buffer = vec![0; BUFFER];
-    if relayed.bytes == 0 {
-        match body.read_until(&mut buffer, clock::instant() + HEAD_WAITS).map_err(End::of)? {
-            Some(0) => return Ok(()),
-            Some(count) => send(client, &buffer[..count], relayed)?,
-            None => client.flush().map_err(|_| End::ClientLeft)?,
-        }
-    }
     loop {
         let count = body.read(&mut buffer).map_err(End::of)?;
         if count == 0 {

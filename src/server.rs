@@ -1,10 +1,9 @@
 //! The front: everything about connections, and the only user of tiny_http.
 //!
-//! Whoever takes a request from the library hands it to a thread that may wait for its client: a
-//! responder (our own pages and refusals) or a receiver (a body that is still to come); everything
-//! else is for a worker. A free worker takes it itself and serves it; when there is none, the intake
-//! stands in. Nobody who takes a request reads a body, writes to it or drops it before that is
-//! decided, because in this library each of these may wait for a client.
+//! One intake takes requests from tiny_http, decides what each is for, and hands it to a thread that
+//! may wait for its client: a responder (our own pages and refusals), a receiver (a body that is
+//! still to come) or, by way of the queue, a worker. It reads no body, writes to no request and drops
+//! none, because in this library each of these may wait for a client.
 //!
 //! - `listener`: the socket, and the options that accepted sockets inherit
 //! - `gate`: the library's server, and its successor when it dies
@@ -13,11 +12,12 @@
 //! - `connections`: one request of a connection at a time, and what each is doing
 //! - `head`: what a request's head says, and whether it can be believed
 //! - `bodies`: receiving them, and the memory that they may take
+//! - `queue`: the jobs that wait for a worker
 //! - `workers`: the fixed pool, and who may enter it
-//! - `roster`: which of them takes the next request
 //! - `answer`: writing an answer past the library's own encoder
 //! - `refusals`: answering a request whose body nobody wants
 //! - `reaper`: ends connections past their limits, finds those left lying
+//! - `lost`: threads of the library that wait for good
 //! - `poker`: wakes those
 //! - `crew`: small pools of threads that come and go
 //! - `fd`: acting on a connection that the library does not show
@@ -32,10 +32,11 @@ mod gate;
 mod head;
 mod intake;
 mod listener;
+mod lost;
 mod poker;
+mod queue;
 mod reaper;
 mod refusals;
-mod roster;
 mod workers;
 
 use std::io::{self, Read, Write};
@@ -105,11 +106,21 @@ impl Server {
     }
 
     /// Closes the listener. Connections that stand go on being served, and every answer tells
-    /// its client that it is the last one.
-    pub(crate) fn stop_listening(&self) {
+    /// its client that it is the last one. With `keeps` new clients are not refused but wait for
+    /// the program that this process executes next.
+    pub(crate) fn stop_listening(&self, keeps: bool) {
         self.front.start_draining();
-        self.front.gate.close();
+        self.front.gate.close(keeps);
         self.front.poker.poke(1);
+    }
+
+    /// Hands the listener over to the program that this process executes next. The last thing that
+    /// it does before.
+    ///
+    /// # Errors
+    /// When the listener was not kept, or the system refuses.
+    pub(crate) fn hand_over(&self) -> io::Result<()> {
+        self.front.gate.hand_over()
     }
 
     /// How many connections have a request in work.

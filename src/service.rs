@@ -102,16 +102,19 @@ impl Service {
     ///
     /// # Errors
     /// The name of the thread that panicked.
-    pub fn run(self, events: &Receiver<Event>) -> Result<(), Broken> {
+    pub fn run(self, events: &Receiver<Event>) -> Result<Ended, Broken> {
         let outcome = match self.watch(events) {
-            Event::Stop => {
-                self.drain(events);
-                Ok(())
-            }
+            Event::Stop => Ok(self.drain(events, Ended::Stopped)),
+            Event::Renew => Ok(self.drain(events, Ended::Renew)),
             Event::Broken(thread) => Err(Broken(thread)),
         };
         let is_written = self.store.flush(&self.scheduler);
         info!("stopped state_written={is_written}");
+        if outcome.as_ref().is_ok_and(|ended| *ended == Ended::Renew)
+            && let Err(error) = self.server.hand_over()
+        {
+            warn!("renew listener=lost error=\"{error}\"");
+        }
         outcome
     }
 
@@ -131,28 +134,39 @@ impl Service {
         }
     }
 
-    /// Waits until nothing is in flight; at the end of the grace what is left is interrupted.
-    fn drain(&self, pause: &Receiver<Event>) {
-        supervisor::stopping(self.config.shutdown_grace + LAST_WAIT);
-        self.server.stop_listening();
+    /// Waits until nothing is in flight; at the end of the grace what is left is interrupted. Gives
+    /// `ended`, unless a signal asks for a stop meanwhile.
+    fn drain(&self, events: &Receiver<Event>, mut ended: Ended) -> Ended {
+        if ended == Ended::Stopped {
+            supervisor::stopping(self.config.shutdown_grace + LAST_WAIT);
+        }
+        self.server.stop_listening(ended == Ended::Renew);
         let in_flight = self.server.requests_in_flight();
         info!("drain in_flight={in_flight} grace_s={}", self.config.shutdown_grace.as_secs());
-        if !self.is_quiet_within(self.config.shutdown_grace, pause) {
+        if !self.is_quiet_within(self.config.shutdown_grace, events, &mut ended) {
             let left = self.server.requests_in_flight();
             warn!("drain grace=over interrupted={left}");
             self.upstream.shut_down();
-            self.is_quiet_within(LAST_WAIT, pause);
+            self.is_quiet_within(LAST_WAIT, events, &mut ended);
         }
+        ended
     }
 
-    fn is_quiet_within(&self, limit: Duration, pause: &Receiver<Event>) -> bool {
+    fn is_quiet_within(
+        &self,
+        limit: Duration,
+        events: &Receiver<Event>,
+        ended: &mut Ended,
+    ) -> bool {
         let deadline = clock::instant() + limit;
         let (mut quiet, mut told) = (0, clock::instant());
         while quiet < QUIET_STEPS {
             if clock::instant() >= deadline {
                 return false;
             }
-            let _ = pause.recv_timeout(DRAIN_STEP);
+            if let Ok(Event::Stop) = events.recv_timeout(DRAIN_STEP) {
+                *ended = Ended::Stopped;
+            }
             if told.elapsed() >= TELL_EVERY {
                 told = clock::instant();
                 supervisor::still_stopping(deadline.saturating_duration_since(told));
@@ -161,6 +175,15 @@ impl Service {
         }
         true
     }
+}
+
+/// How a service ends that nothing broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// A signal asked for it.
+    Stopped,
+    /// The program is to be executed anew, with the listener where systemd would hand it over.
+    Renew,
 }
 
 /// A thread that the process cannot do without has panicked.

@@ -22,6 +22,7 @@ mod gate;
 mod limits;
 mod native;
 mod output;
+mod refusals;
 mod routes;
 mod script;
 mod shapes;
@@ -30,6 +31,7 @@ mod wire;
 
 pub use gate::Gate;
 pub use limits::Limit;
+pub use refusals::{Refusal, Told};
 pub use script::{End, Framing, Part, Reply, Shape};
 
 /// How long a drop waits for the stand-in's threads.

@@ -15,11 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use log::{info, warn};
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{self, Timestamp};
 use crate::error::StartupError;
-use crate::lead;
 use crate::policy::scheduler::Scheduler;
 use crate::policy::state::StateFile;
 use file::Place;
@@ -141,10 +140,6 @@ impl Store {
         let is_written = {
             let mut progress = self.progress.lock();
             while progress.tried < revision && !progress.hanging {
-                if lead::is_held() {
-                    MutexGuard::unlocked(&mut progress, lead::pass_on);
-                    continue;
-                }
                 if self.written.wait_until(&mut progress, deadline).timed_out() {
                     hangs = progress.tried < revision && !progress.hanging;
                     progress.hanging |= hangs;
@@ -420,10 +415,8 @@ mod tests {
         let (store, state) = Store::open(&path, Timestamp(0)).unwrap();
         // No writer: whatever is asked for stays pending.
         let scheduler = scheduler(state);
-        lead::begin(1);
-        assert!(store.wait(0) && lead::is_held(), "there was nothing to wait for");
+        assert!(store.wait(0), "there was nothing to wait for");
         assert!(!store.commit(&scheduler) && !store.is_writable());
-        assert!(!lead::is_held(), "it was passed on before");
         let started = clock::instant();
         for _ in 0..100 {
             assert!(!store.commit(&scheduler));

@@ -13,12 +13,13 @@ mod tls;
 mod transport;
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read};
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderValue, Request};
 use ureq::config::AutoHeaderValue;
@@ -167,18 +168,21 @@ impl Upstream {
         let response = outcome.map_err(|error| self.failure(&error))?;
         exchange::head_arrived(self.idle_limit);
         let (mut parts, body) = response.into_parts();
-        let reader: Box<dyn Read> = Box::new(body.into_with_config().limit(u64::MAX).reader());
+        let status = parts.status.as_u16();
+        if parts.status.is_informational() {
+            // Nobody has asked for another protocol.
+            return Err(CallError::broken(format!("it answered with status {status}")));
+        }
+        let has_body = method != "HEAD" && !matches!(status, 204 | 304);
+        let mut reader: Box<dyn Read> = Box::new(body.into_with_config().limit(u64::MAX).reader());
         let coding = parts.headers.get(CONTENT_ENCODING);
-        let reader = if coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"))
+        if has_body && coding.is_some_and(|coding| coding.as_bytes().eq_ignore_ascii_case(b"gzip"))
         {
             parts.headers.remove(CONTENT_ENCODING);
             parts.headers.remove(CONTENT_LENGTH);
-            unpacked(reader)
-        } else {
-            reader
-        };
-        let (status, headers) = (parts.status.as_u16(), parts.headers);
-        Ok(Answer { status, headers, body: AnswerBody { reader } })
+            reader = unpacked(reader);
+        }
+        Ok(Answer { status, headers: parts.headers, body: AnswerBody { reader } })
     }
 
     /// Interrupts every call in flight and refuses new ones.
@@ -251,7 +255,30 @@ impl AnswerBody {
 #[cold]
 #[inline(never)]
 fn unpacked(reader: Box<dyn Read>) -> Box<dyn Read> {
-    Box::new(MultiGzDecoder::new(reader))
+    Box::new(Unpacked::Unread(BufReader::new(reader)))
+}
+
+/// A gzip body. Of an empty one there is nothing to unpack.
+enum Unpacked {
+    Unread(BufReader<Box<dyn Read>>),
+    Read(MultiGzDecoder<BufReader<Box<dyn Read>>>),
+    Empty,
+}
+
+impl Read for Unpacked {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Self::Unread(reader) = self {
+            let is_empty = reader.fill_buf()?.is_empty();
+            *self = match mem::replace(self, Self::Empty) {
+                Self::Unread(reader) if !is_empty => Self::Read(MultiGzDecoder::new(reader)),
+                empty => empty,
+            };
+        }
+        match self {
+            Self::Read(decoder) => decoder.read(buffer),
+            Self::Unread(_) | Self::Empty => Ok(0),
+        }
+    }
 }
 
 fn with_body<'a>(

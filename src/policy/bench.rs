@@ -14,6 +14,13 @@ use super::scheduler::Scope;
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
+/// The backoff from what no minute of waiting cures: a key that is not accepted, a model that is
+/// not to be had.
+pub(crate) const LONG_BACKOFF: Duration = Duration::from_secs(600);
+
+/// The backoff from a plan's used up hour, week or month: the shortest of these.
+pub(crate) const PLAN_BACKOFF: Duration = Duration::from_secs(3_600);
+
 /// With so many benches those that are over are forgotten: clients can make up models.
 const MOST: usize = 1000;
 
@@ -32,6 +39,8 @@ struct Bench {
     until: Instant,
     /// The last rest that grew.
     grown: Duration,
+    /// Until when it is known that its account may not use this model.
+    denied_until: Option<Instant>,
 }
 
 /// Who rests. A slot rests at one base URL only: trouble on one protocol says little about
@@ -54,7 +63,7 @@ impl Benches {
         if self.slots.len() >= MOST {
             self.slots.retain(|_, bench| bench.until > at);
         }
-        let fresh = Bench { until: at, grown: Duration::ZERO };
+        let fresh = Bench { until: at, grown: Duration::ZERO, denied_until: None };
         let bench = self.slots.entry((slot.clone(), base)).or_insert(fresh);
         let length = match rest {
             Rest::For(length) => length,
@@ -68,6 +77,24 @@ impl Benches {
         };
         bench.until = bench.until.max(at + length);
         length
+    }
+
+    /// The account may not use this model: the slot backs off, and with a second model that it may
+    /// not use the key does, which is said.
+    pub(super) fn deny_slot(&mut self, slot: &Slot, base: Protocol, at: Instant) -> bool {
+        let is_second = self.slots.iter().any(|((other, _), bench)| {
+            other.key == slot.key
+                && other.model != slot.model
+                && bench.denied_until.is_some_and(|until| until > at)
+        });
+        self.bench_slot(slot, base, Rest::For(LONG_BACKOFF), at);
+        if let Some(bench) = self.slots.get_mut(&(slot.clone(), base)) {
+            bench.denied_until = Some(at + LONG_BACKOFF);
+        }
+        if is_second {
+            self.bench_key(slot.key, LONG_BACKOFF, at);
+        }
+        is_second
     }
 
     /// Benches all slots of a key.
@@ -147,6 +174,28 @@ mod tests {
         assert!(benches.is_benched(&slot(0, "m"), BASE, at));
         assert!(benches.is_benched(&slot(0, "n"), Protocol::Anthropic, at));
         assert!(!benches.is_benched(&slot(1, "m"), BASE, at));
+    }
+
+    #[test]
+    fn a_second_model_that_an_account_may_not_use_benches_its_key() {
+        let (mut benches, at) = (Benches::default(), start());
+        assert!(!benches.deny_slot(&slot(0, "m"), BASE, at));
+        // The same again, by another request or at another base URL, is no second one.
+        assert!(!benches.deny_slot(&slot(0, "m"), BASE, at));
+        assert!(!benches.deny_slot(&slot(0, "m"), Protocol::Anthropic, at));
+        assert!(!benches.deny_slot(&slot(1, "n"), BASE, at));
+        assert!(!benches.is_benched(&slot(0, "o"), BASE, at));
+        assert!(benches.deny_slot(&slot(0, "n"), Protocol::Anthropic, at));
+        assert!(benches.is_benched(&slot(0, "o"), BASE, at));
+        assert!(!benches.is_benched(&slot(0, "o"), BASE, at + LONG_BACKOFF));
+        assert!(!benches.deny_slot(&slot(0, "o"), BASE, at + LONG_BACKOFF));
+    }
+
+    #[test]
+    fn trouble_of_another_kind_is_no_denial() {
+        let (mut benches, at) = (Benches::default(), start());
+        benches.bench_slot(&slot(0, "m"), BASE, Rest::For(LONG_BACKOFF), at);
+        assert!(!benches.deny_slot(&slot(0, "n"), BASE, at));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::bench::Rest;
+use super::bench::{LONG_BACKOFF, PLAN_BACKOFF, Rest};
 use super::verdict::Verdict;
 
 /// How many further slots a request tries over anything but exhaustion.
@@ -13,9 +13,6 @@ const FURTHER_AFTER_INTERNAL: u32 = 1;
 
 /// No further slot is tried once the request is this old.
 const LATEST: Duration = Duration::from_secs(30);
-
-/// A rest from what no minute of waiting cures.
-const LONG_REST: Duration = Duration::from_secs(600);
 
 /// Whether anything but exhaustion tries another slot: `FAILOVER`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +43,8 @@ pub(crate) enum Penalty {
     None,
     /// The slot rests, at this base URL.
     Slot(Rest),
+    /// The slot rests for the longest, and with a second one of its key that is denied the key.
+    Denied,
     /// The key rests with all its slots.
     Key(Duration),
 }
@@ -54,8 +53,10 @@ pub(crate) enum Penalty {
 #[must_use]
 pub(crate) fn penalty(verdict: Verdict) -> Penalty {
     match verdict {
-        Verdict::AccountBlocked | Verdict::KeyRejected => Penalty::Key(LONG_REST),
-        Verdict::ModelDenied => Penalty::Slot(Rest::For(LONG_REST)),
+        Verdict::AccountBlocked | Verdict::KeyRejected => Penalty::Key(LONG_BACKOFF),
+        Verdict::PlanThrottled => Penalty::Key(PLAN_BACKOFF),
+        Verdict::ModelDenied => Penalty::Denied,
+        Verdict::ModelMissing => Penalty::Slot(Rest::For(LONG_BACKOFF)),
         Verdict::Throttled(rest) => Penalty::Slot(Rest::For(rest)),
         Verdict::Unavailable => Penalty::Slot(Rest::Growing),
         Verdict::QuotaExhausted
@@ -63,6 +64,27 @@ pub(crate) fn penalty(verdict: Verdict) -> Penalty {
         | Verdict::InternalError
         | Verdict::Success
         | Verdict::CallerError => Penalty::None,
+    }
+}
+
+/// Which slots a request does without, or tries after all others, once one gave this verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Avoid {
+    /// This slot alone.
+    Slot,
+    /// Others of its key come last, and others of its model once a second key has refused it.
+    KeyFirst,
+    /// Every slot of its key.
+    Key,
+}
+
+/// What a request makes of a verdict that sends it on.
+#[must_use]
+pub(crate) fn avoid(verdict: Verdict) -> Avoid {
+    match verdict {
+        Verdict::AccountBlocked | Verdict::KeyRejected | Verdict::PlanThrottled => Avoid::Key,
+        Verdict::ModelDenied | Verdict::ModelMissing => Avoid::KeyFirst,
+        _ => Avoid::Slot,
     }
 }
 
@@ -82,7 +104,9 @@ impl Budget {
             Verdict::AccountBlocked
             | Verdict::KeyRejected
             | Verdict::ModelDenied
+            | Verdict::ModelMissing
             | Verdict::Throttled(_)
+            | Verdict::PlanThrottled
             | Verdict::Unavailable => FURTHER_SLOTS,
         };
         let allowed = self.further < limit && age < LATEST;

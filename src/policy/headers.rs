@@ -2,7 +2,9 @@
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+use super::retry_after;
 use super::route::Protocol;
+use crate::clock::Timestamp;
 
 /// Headers of one hop (RFC 9110, section 7.6.1), besides those that `Connection` names.
 const HOP_BY_HOP: [&str; 10] = [
@@ -35,9 +37,16 @@ const NOT_UP: [&str; 11] = [
 ];
 
 /// What DashScope sends to us and not to a client: its length may change, its cookies are for
-/// its own load balancer, its CORS is not ours, and it may name the account behind the key.
-const NOT_DOWN: [&str; 4] =
-    ["content-length", "set-cookie", "x-dashscope-apikeyid", "x-dashscope-uid"];
+/// its own load balancer, its CORS is not ours, it may name the account behind the key, and where
+/// it sends us a client must not go with the proxy's key.
+const NOT_DOWN: [&str; 6] = [
+    "content-length",
+    "location",
+    "refresh",
+    "set-cookie",
+    "x-dashscope-apikeyid",
+    "x-dashscope-uid",
+];
 
 /// The headers of a request upstream, without the key.
 ///
@@ -73,11 +82,16 @@ pub(crate) enum Content {
 }
 
 /// The headers of upstream's answer that the client gets.
-pub(crate) fn downward(upstream: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
+pub(crate) fn downward(
+    upstream: &HeaderMap,
+    now: Timestamp,
+) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     let values = upstream.get_all(header::CONNECTION).into_iter();
     let named = tokens(values.filter_map(|value| value.to_str().ok()));
-    upstream.iter().filter(move |(name, _)| {
-        goes_down(name.as_str()) && !named.iter().any(|hop| *name == hop.as_str())
+    upstream.iter().filter(move |(name, value)| {
+        goes_down(name.as_str())
+            && !named.iter().any(|hop| *name == hop.as_str())
+            && retry_after::travels(name, value, now)
     })
 }
 
@@ -223,6 +237,9 @@ mod tests {
             ("x-hop", "1"),
             ("transfer-encoding", "chunked"),
             ("set-cookie", "acw_tc=1"),
+            ("location", "https://elsewhere.example/"),
+            ("refresh", "0; url=https://elsewhere.example/"),
+            ("retry-after-ms", "86400000"),
             ("access-control-allow-origin", "*"),
             ("x-dashscope-uid", "1234"),
             ("x-dashscope-apikeyid", "5"),
@@ -235,7 +252,8 @@ mod tests {
             let name = HeaderName::from_static(name);
             upstream.append(name, HeaderValue::from_static(value));
         }
-        let names: Vec<&str> = downward(&upstream).map(|(name, _)| name.as_str()).collect();
+        let names: Vec<&str> =
+            downward(&upstream, Timestamp(0)).map(|(name, _)| name.as_str()).collect();
         let expected = ["content-type", "x-dashscope-call-gateway", "x-request-id", "retry-after"];
         assert_eq!(names.len(), expected.len(), "{names:?}");
         assert!(expected.iter().all(|name| names.contains(name)), "{names:?}");

@@ -186,7 +186,7 @@ enum Tail {
     WordAnd(&'static str),
     /// Not at all, or in an identifier with anything plain behind it.
     Identifier,
-    /// In an identifier with anything plain behind it.
+    /// In an identifier with anything plain behind it. A word that is a route of its own is none.
     OnlyIdentifier,
 }
 
@@ -213,6 +213,8 @@ const UPSTREAM: &[(&str, Tail, &str, Base, &str, Kind)] = &[
     ("/v1/chat/completions", Tail::Nothing, POST, Base::OpenAi, "/chat/completions", Kind::Pool),
     ("/v1/completions", Tail::Nothing, POST, Base::OpenAi, "/completions", Kind::Pool),
     ("/v1/responses", Tail::Nothing, POST, Base::OpenAi, "/responses", Kind::Pool),
+    ("/v1/responses/compact", Tail::Nothing, POST, Base::OpenAi, "/responses/compact", Kind::Pool),
+    ("/v1/responses/input_tokens", Tail::Nothing, POST, Base::OpenAi, "/responses/input_tokens", Kind::Count),
     ("/v1/messages", Tail::Nothing, POST, Base::Anthropic, "/v1/messages", Kind::Pool),
     ("/v1/messages/count_tokens", Tail::Nothing, POST, Base::Anthropic, "/v1/messages/count_tokens", Kind::Count),
     ("/v1/embeddings", Tail::Nothing, POST, Base::OpenAi, "/embeddings", Kind::ClientModel),
@@ -248,7 +250,8 @@ pub(crate) fn resolve(method: &str, path: &str) -> Route {
     let path = without_prefix(path);
     let mut allowed = None;
     for (known, tail, methods, base, upstream, kind) in UPSTREAM {
-        let Some(rest) = path.strip_prefix(known).filter(|rest| tail.fits(rest)) else { continue };
+        let fits = |rest: &&str| tail.fits(rest) && !(tail.takes_identifier() && names_route(path));
+        let Some(rest) = path.strip_prefix(known).filter(fits) else { continue };
         if !methods.split(", ").any(|allowed| allowed == method) {
             allowed = Some(*methods);
             continue;
@@ -328,7 +331,21 @@ fn decoded(name: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// Whether what looks like an identifier is a word of ours, `/v1/responses/compact` say, or stands
+/// below one.
+fn names_route(path: &str) -> bool {
+    UPSTREAM.iter().any(|(known, tail, ..)| {
+        matches!(tail, Tail::Nothing)
+            && path.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            && !UPSTREAM.iter().any(|(other, tail, ..)| other == known && tail.takes_identifier())
+    })
+}
+
 impl Tail {
+    fn takes_identifier(self) -> bool {
+        matches!(self, Self::Identifier | Self::OnlyIdentifier)
+    }
+
     fn fits(self, rest: &str) -> bool {
         match self {
             Self::Nothing => rest.is_empty(),
@@ -413,6 +430,29 @@ mod tests {
             );
         }
         assert_eq!(endpoint("POST", "/v1/messages/count_tokens").rule, Rule::Count);
+    }
+
+    #[test]
+    fn a_known_word_is_no_identifier_and_any_other_is_one() {
+        for prefix in ["", "/compatible-mode"] {
+            let of = |word: &str| format!("{prefix}/v1/responses/{word}");
+            let compact = endpoint("POST", &of("compact"));
+            assert_eq!((&*compact.path, compact.rule), ("/responses/compact", Rule::Pool));
+            let tokens = endpoint("POST", &of("input_tokens"));
+            assert_eq!((&*tokens.path, tokens.rule), ("/responses/input_tokens", Rule::Count));
+            for method in ["GET", "DELETE"] {
+                let wrong = Route::WrongMethod { allow: POST };
+                assert_eq!(resolve(method, &of("compact")), wrong);
+                assert_eq!(resolve(method, &of("input_tokens")), wrong);
+            }
+            for path in ["compact/", "compact/input_items", "input_tokens/x"] {
+                assert_eq!(resolve("POST", &of(path)), Route::NotFound, "{path}");
+            }
+            for id in ["compacted", "resp_1", "input_items", "Compact"] {
+                assert_eq!(endpoint("POST", &of(id)).rule, pinned(Some(id)), "{id}");
+            }
+            assert_eq!(endpoint("POST", &of("resp_1/compact")).rule, pinned(Some("resp_1")));
+        }
     }
 
     #[test]

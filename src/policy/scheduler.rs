@@ -150,7 +150,8 @@ impl Scheduler {
     /// The slot with which to go on: the current key first, inside it the current model first,
     /// and only what is available. Slots whose model takes the request as it is come before those
     /// for which it has to be lowered, then come those that are benched, and last those whose
-    /// model is known to refuse it. Nothing that was tried is given again.
+    /// model is known to refuse it. Among equals, where
+    /// one was denied to the request, others' keys come first. Nothing that was tried is given again.
     pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
             let (bounds, began) = (Bounds::default(), self.advance());
@@ -260,6 +261,12 @@ impl Scheduler {
         self.benches.bench_slot(slot, base, rest, at)
     }
 
+    /// The account may not use this model: benches the slot, and with a second one of its key the
+    /// key, which is said.
+    pub(crate) fn deny_slot(&mut self, slot: &Slot, base: Protocol, at: Instant) -> bool {
+        self.benches.deny_slot(slot, base, at)
+    }
+
     /// Benches all slots of a key.
     pub(crate) fn bench_key(&mut self, key: KeyIndex, length: Duration, at: Instant) {
         self.benches.bench_key(key, length, at);
@@ -326,18 +333,17 @@ impl Scheduler {
         }
     }
 
-    /// The client's own choice, if it can be had at once: on the current key, or the only one.
+    /// The client's own choice, on the first key on which it can be had at once.
     fn preferred(&self, ask: &Ask<'_>, moment: Moment) -> Option<Slot> {
         let place = self.pool.place_of(ask.first?)?;
-        let key = ask.key.unwrap_or(KeyIndex(self.key_cursor.at));
-        let slot = Slot { key, model: Arc::clone(&self.pool.models()[place]) };
-        if !self.is_available(&slot, moment.calendar) {
-            return None;
-        }
-        match self.chance(slot, ask, moment.monotonic) {
+        let model = &self.pool.models()[place];
+        let slots = self.walk(Wanted::Model(model), ask.key);
+        let slots = slots.filter(|slot| self.is_available(slot, moment.calendar));
+        let chances = slots.map(|slot| self.chance(slot, ask, moment.monotonic));
+        chances.into_iter().find_map(|chance| match chance {
             Chance::Yes(choice) if choice.order.is_willing() => Some(choice.slot),
             _ => None,
-        }
+        })
     }
 
     /// The key with which the next request starts.

@@ -1,29 +1,79 @@
-//! Server-sent events, as far as the proxy has to understand them: the first event of a stream.
+//! Server-sent events, as far as the proxy has to understand them.
 //!
 //! Lines end with LF, CRLF or CR; a blank line ends an event; `data:` may be followed by one
 //! blank (WHATWG HTML, section 9.2.6). DashScope's native and Anthropic streams leave that blank
 //! out, and native frames carry a comment line `:HTTP_STATUS/200`.
 
-/// The payload (`data:` lines joined by a newline) of the first complete event in `bytes`.
-///
-/// Comments, events without data and pings are keep-alives: they are passed over, because an
-/// error may still follow them.
+/// How DashScope's native frames tell the status that an answer would have had.
+const STATUS_COMMENT: &[u8] = b"HTTP_STATUS/";
+
+/// An event with data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Event {
+    /// What its last `event:` line names it; empty without one.
+    pub name: Vec<u8>,
+    /// The status of its `:HTTP_STATUS/NNN` comment.
+    pub status: Option<u16>,
+    /// Its `data:` lines, joined by a newline.
+    pub data: Vec<u8>,
+}
+
+/// The lines of each complete event, in their order, whether they hold data or not.
+#[derive(Clone, Debug)]
+pub(crate) struct Blocks<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Blocks<'a> {
+    /// The events of any part of a stream that begins with one.
+    #[must_use]
+    pub(crate) fn of(part: &'a [u8]) -> Self {
+        Self { rest: part }
+    }
+
+    /// The bytes behind the last event that was given: nothing, or the beginning of one.
+    #[must_use]
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+}
+
+impl<'a> Iterator for Blocks<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (event, after) = split_event(self.rest)?;
+        self.rest = after;
+        Some(event)
+    }
+}
+
+/// The complete events with data from the first byte of a stream on. What has no data is a
+/// keep-alive.
+pub(crate) fn events(stream: &[u8]) -> impl Iterator<Item = Event> {
+    Blocks::of(stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream)).filter_map(read)
+}
+
+/// The payload of the first complete event in `bytes` that is neither a keep-alive nor a ping.
+#[cfg(any(test, fuzzing))]
 #[must_use]
 pub(crate) fn first_event(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut rest = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    while let Some((event, after)) = split_event(rest) {
-        if let Some(data) = payload(event) {
-            return Some(data);
-        }
-        rest = after;
-    }
-    None
+    events(bytes).find(|event| event.name != b"ping").map(|event| event.data)
 }
 
 /// The payload of the first event of a finished body, where the last blank line may be missing.
+#[cfg(any(test, fuzzing))]
 #[must_use]
 pub(crate) fn first_payload(body: &[u8]) -> Option<Vec<u8>> {
     first_event(body).or_else(|| first_event(&[body, b"\n\n"].concat()))
+}
+
+/// What stands behind each `data:` that begins a line, to the end of the body: JSON that goes on
+/// over several lines is found as well as one with `[DONE]` in the line below.
+pub(crate) fn data_lines(body: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let starts = memchr::memmem::find_iter(body, b"data:");
+    let starts = starts.filter(|&at| at == 0 || matches!(body[at - 1], b'\n' | b'\r'));
+    starts.map(|at| &body[at + b"data:".len()..])
 }
 
 /// The lines of the first complete event, and what follows it.
@@ -46,31 +96,38 @@ struct Line<'a> {
 /// The complete line that begins at `start`.
 fn line_at(bytes: &[u8], start: usize) -> Option<Line<'_>> {
     let rest = &bytes[start..];
-    let end = rest.iter().position(|byte| matches!(byte, b'\n' | b'\r'))?;
+    let end = memchr::memchr2(b'\n', b'\r', rest)?;
     let crlf = rest[end..].starts_with(b"\r\n");
     let next = start + end + if crlf { 2 } else { 1 };
     Some(Line { text: &rest[..end], next })
 }
 
-fn payload(event: &[u8]) -> Option<Vec<u8>> {
-    let mut data: Option<Vec<u8>> = None;
-    let mut is_ping = false;
+/// The event that these lines are, if it has data.
+#[must_use]
+pub(crate) fn read(lines: &[u8]) -> Option<Event> {
+    let mut event = Event::default();
+    let mut has_data = false;
     let mut start = 0;
-    while let Some(line) = line_at(event, start) {
+    while let Some(line) = line_at(lines, start) {
         start = line.next;
         match field(line.text) {
-            (b"data", value) => match &mut data {
-                Some(data) => {
-                    data.push(b'\n');
-                    data.extend_from_slice(value);
+            (b"data", value) => {
+                if std::mem::replace(&mut has_data, true) {
+                    event.data.push(b'\n');
                 }
-                None => data = Some(value.to_vec()),
-            },
-            (b"event", name) => is_ping = name == b"ping",
+                event.data.extend_from_slice(value);
+            }
+            (b"event", name) => event.name = name.to_vec(),
+            (b"", comment) => event.status = status(comment).or(event.status),
             _ => {}
         }
     }
-    data.filter(|_| !is_ping)
+    has_data.then_some(event)
+}
+
+fn status(comment: &[u8]) -> Option<u16> {
+    let digits = comment.strip_prefix(STATUS_COMMENT)?.trim_ascii_end();
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 fn field(line: &[u8]) -> (&[u8], &[u8]) {
@@ -117,6 +174,32 @@ mod tests {
     fn of_two_names_of_an_event_the_last_counts() {
         assert_eq!(first("event:ping\nevent:error\ndata:x\n\n").as_deref(), Some("x"));
         assert_eq!(first("event:error\nevent:ping\ndata:x\n\n"), None);
+    }
+
+    #[test]
+    fn the_native_frame_tells_its_status_and_its_name() {
+        let read = |text: &str| events(text.as_bytes()).next().unwrap();
+        let frame = read("id:1\r\nevent:error\r\n:HTTP_STATUS/429\r\ndata: {}\r\n\r\n");
+        assert_eq!((frame.name.as_slice(), frame.status), (b"error".as_slice(), Some(429)));
+        assert_eq!(read(": HTTP_STATUS/400 \ndata:x\n\n").status, Some(400));
+        for none in ["", ":HTTP_STATUS/\n", ":HTTP_STATUS/x\n", ":hello\n"] {
+            assert_eq!(read(&format!("{none}data:x\n\n")).status, None, "{none}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_last_complete_event_is_its_rest() {
+        let mut blocks = Blocks::of(b"data:1\n\n:c\n\ndata:2\n\ndata:3\n");
+        let payloads: Vec<Vec<u8>> =
+            blocks.by_ref().filter_map(read).map(|event| event.data).collect();
+        assert_eq!(payloads, [b"1", b"2"]);
+        assert_eq!(blocks.rest(), b"data:3\n");
+    }
+
+    #[test]
+    fn data_lines_are_found_at_the_start_of_a_line_only() {
+        let found: Vec<&[u8]> = data_lines(b"data:a data:b\r\ndata: c").collect();
+        assert_eq!(found, [b"a data:b\r\ndata: c".as_slice(), b" c"]);
     }
 
     #[test]

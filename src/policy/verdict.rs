@@ -1,16 +1,18 @@
 //! What an upstream answer means.
 //!
-//! The code decides; the words count only where a code is shared. DashScope has changed the
-//! sentence three times in a year and the code never (facts, section 2.1).
+//! The code decides; DashScope has changed the sentence of a used up free quota three times in a
+//! year and the code never (facts, section 2.1). At 403 the sentence is enough as well: an
+//! exhaustion that is missed is a dead pool, a false one costs one slot until a reset.
 
-use std::fmt;
+mod fault;
+mod stream;
+
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
-use serde_json::Value;
-
-use super::sse;
+use super::bench::LONG_BACKOFF;
+use super::sse::Event;
+use fault::Fault;
+pub(crate) use stream::{LateScan, opening, opening_at_end};
 
 /// How much of an error body is looked at, in bytes.
 pub(crate) const MAX_ERROR_PREFIX: usize = 64 * 1024;
@@ -21,8 +23,16 @@ const FREE_TIER_ONLY: [&str; 1] = ["AllocationQuota.FreeTierOnly"];
 /// Statuses at which that code is believed; 400 and 429 come from gateways in between.
 const EXHAUSTION_STATUSES: [u16; 3] = [403, 400, 429];
 
-/// Codes that mean other things as well: here the message has to speak of a free quota.
-const SHARED_CODES: [&str; 3] = ["AccessDenied", "access_denied", "insufficient_quota"];
+/// The words for it, whatever the code, at 403: one of each. And the code inside of a message.
+const FREE_QUOTA_WORDS: [&str; 2] = ["free tier", "free quota"];
+const USED_UP_WORDS: [&str; 2] = ["exhausted", "used up"];
+const FREE_TIER_ONLY_WORDS: [&str; 1] = ["allocationquota.freetieronly"];
+
+/// Where only words may decide.
+const FORBIDDEN: u16 = 403;
+
+/// What the status of an error is that does not tell one, in an event: the caller's.
+const UNTOLD: u16 = 400;
 
 /// The account does not pay its bills, or has not bought the service.
 const ACCOUNT_CODES: [&str; 4] =
@@ -33,16 +43,16 @@ const KEY_CODES: [&str; 2] = ["InvalidApiKey", "invalid_api_key"];
 /// What the hosts of the coding plans say of a key that is not theirs, at 403.
 const KEY_WORDS: [&str; 2] = ["invalid api-key", "invalid access token"];
 
-/// This account may not use this model, or there is no such model here.
-const MODEL_CODES: [&str; 7] = [
+/// This account may not use this model.
+const ELIGIBILITY_CODES: [&str; 4] = [
     "AccessDenied.Unpurchased",
     "Model.AccessDenied",
     "Workspace.AccessDenied",
     "App.AccessDenied",
-    "model_not_found",
-    "ModelNotFound",
-    "model_not_supported",
 ];
+
+/// There is no such model here.
+const MODEL_CODES: [&str; 3] = ["model_not_found", "ModelNotFound", "model_not_supported"];
 
 /// The code that says of a model that it does not exist, and of a hundred other things.
 const PARAMETER_CODES: [&str; 1] = ["InvalidParameter"];
@@ -51,12 +61,15 @@ const MODEL_WORDS: [&str; 1] = ["model not exist"];
 /// What a per-minute limit and a used up quota of a model that cannot be paid for both say.
 const FREE_ALLOCATION_WORDS: [&str; 1] = ["free allocated quota exceeded"];
 
+/// The quota of a plan, which all models of an account share: the token plan's code, and what the
+/// coding plan and the token plan say, one of each with a blank between them.
+const PLAN_CODES: [&str; 1] = ["QuotaExhausted"];
+const PLAN_WINDOWS: [&str; 4] = ["hour", "day", "week", "month"];
+const PLAN_WORDS: [&str; 2] = ["allocated quota exceeded", "quota has been exhausted"];
+
 /// A rest when upstream does not say how long, and the shortest and longest that it may ask for.
 const THROTTLE_REST: Duration = Duration::from_secs(30);
 const THROTTLE_RANGE: (u64, u64) = (1, 300);
-
-/// A rest from what no minute of waiting cures.
-const LONG_REST: Duration = Duration::from_secs(600);
 
 /// What an answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,13 +80,17 @@ pub enum Verdict {
     AccountBlocked,
     /// The key is not accepted.
     KeyRejected,
-    /// This key may not use this model.
+    /// This account may not use this model.
     ModelDenied,
+    /// There is no such model here.
+    ModelMissing,
     /// This model cannot take the request; another may. Only [`limits`](super::limits) tells it
     /// from the caller's own mistake.
     ModelLimit,
     /// Too much at once; the slot should rest for this long.
     Throttled(Duration),
+    /// Too much of the account's plan.
+    PlanThrottled,
     /// Upstream is in trouble.
     Unavailable,
     /// Upstream failed, perhaps over this very request.
@@ -92,9 +109,9 @@ impl Verdict {
             Self::QuotaExhausted => "quota_exhausted",
             Self::AccountBlocked => "account_blocked",
             Self::KeyRejected => "key_rejected",
-            Self::ModelDenied => "model_denied",
+            Self::ModelDenied | Self::ModelMissing => "model_denied",
             Self::ModelLimit => "model_limit",
-            Self::Throttled(_) => "throttled",
+            Self::Throttled(_) | Self::PlanThrottled => "throttled",
             Self::Unavailable => "unavailable",
             Self::InternalError => "internal_error",
             Self::Success => "success",
@@ -108,6 +125,8 @@ impl Verdict {
 pub(crate) struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
+    /// The status: the answer's, or what the event says that the answer should have had.
+    pub status: u16,
     /// Upstream's error code, if it gave one.
     pub code: Option<String>,
     /// Upstream's message, if it gave one.
@@ -118,11 +137,18 @@ impl Judgement {
     /// A success, of which nothing more is known.
     #[must_use]
     pub(crate) fn success() -> Self {
-        Self { verdict: Verdict::Success, code: None, message: None }
+        Self { verdict: Verdict::Success, status: 200, code: None, message: None }
     }
 
-    fn of(verdict: Verdict, fault: Fault) -> Self {
-        Self { verdict, code: fault.codes.into_iter().next(), message: fault.message }
+    /// Upstream's error code, for the log.
+    #[must_use]
+    pub(crate) fn code(&self) -> &str {
+        self.code.as_deref().unwrap_or("-")
+    }
+
+    fn of(verdict: Verdict, status: u16, fault: Fault) -> Self {
+        let (code, message) = (fault.codes.into_iter().next(), fault.messages.into_iter().next());
+        Self { verdict, status, code, message }
     }
 }
 
@@ -145,32 +171,70 @@ pub(crate) struct Failure<'a> {
 /// and the other way round (facts, section 2.2). So it is JSON first, then the first event.
 #[must_use]
 pub(crate) fn classify(failure: Failure<'_>) -> Judgement {
-    if (200..300).contains(&failure.status) {
-        return Judgement::success();
+    let status = failure.status;
+    if (200..300).contains(&status) {
+        return Judgement { status, ..Judgement::success() };
     }
     let fault = Fault::of_body(failure.prefix).unwrap_or_default();
-    let verdict = judge(failure, &fault);
-    Judgement::of(verdict, fault)
+    let is_used_up = EXHAUSTION_STATUSES.contains(&status) && fault.has_code(&FREE_TIER_ONLY)
+        || status == FORBIDDEN
+            && (is_used_up_in_words(&fault)
+                || fault.messages.is_empty() && is_used_up_in_text(failure.prefix));
+    let verdict = if is_used_up { Verdict::QuotaExhausted } else { judge(failure, &fault) };
+    Judgement::of(verdict, status, fault)
 }
 
+/// Judges an event of a stream that began with a success, by the same rules: a success if it is
+/// no error. What an answer says is never looked at: people ask models about DashScope errors.
+#[must_use]
+pub(crate) fn classify_event(event: &Event, names_model: bool) -> Judgement {
+    let Some(fault) = Fault::of_event(event) else { return Judgement::success() };
+    let status = fault.status.or_else(|| fault.status_of_codes()).unwrap_or(UNTOLD);
+    let may_say_so = fault.status.is_none_or(|status| status == FORBIDDEN);
+    let is_used_up = fault.has_code(&FREE_TIER_ONLY) || may_say_so && is_used_up_in_words(&fault);
+    let told = Failure { status, retry_after: None, prefix: &[], names_model };
+    let verdict = if is_used_up { Verdict::QuotaExhausted } else { judge(told, &fault) };
+    Judgement::of(verdict, status, fault)
+}
+
+/// Whether a message says that a free quota is used up. That decides at 403 only.
+fn is_used_up_in_words(fault: &Fault) -> bool {
+    let both =
+        |text: &String| fault::says(text, &FREE_QUOTA_WORDS) && fault::says(text, &USED_UP_WORDS);
+    fault.messages.iter().any(both) || fault.says(&FREE_TIER_ONLY_WORDS)
+}
+
+/// The same of a body without a message that is known as one, if it is no web page.
+fn is_used_up_in_text(body: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(body);
+    let is_page = fault::says(&text, &["<html", "<!doctype html"]);
+    !is_page && fault::says(&text, &FREE_QUOTA_WORDS) && fault::says(&text, &USED_UP_WORDS)
+}
+
+/// Judges what is no exhaustion.
 fn judge(failure: Failure<'_>, fault: &Fault) -> Verdict {
     let Failure { status, retry_after, names_model, .. } = failure;
-    let is_denied = fault.has_code(&MODEL_CODES)
+    let is_denied = fault.has_code(&ELIGIBILITY_CODES);
+    let is_missing = fault.has_code(&MODEL_CODES)
         || status == 400 && fault.has_code(&PARAMETER_CODES) && fault.says(&MODEL_WORDS);
-    if EXHAUSTION_STATUSES.contains(&status) && fault.has_code(&FREE_TIER_ONLY)
-        || status == 403 && fault.speaks_of_free_quota()
-    {
-        Verdict::QuotaExhausted
-    } else if fault.has_code(&ACCOUNT_CODES) {
+    if fault.has_code(&ACCOUNT_CODES) {
         Verdict::AccountBlocked
-    } else if status == 401 || fault.has_code(&KEY_CODES) || status == 403 && fault.says(&KEY_WORDS)
+    } else if status == 401
+        || fault.has_code(&KEY_CODES)
+        || status == FORBIDDEN && fault.says(&KEY_WORDS)
     {
         Verdict::KeyRejected
+    } else if (is_denied || is_missing) && names_model {
+        Verdict::CallerError
     } else if is_denied {
-        if names_model { Verdict::CallerError } else { Verdict::ModelDenied }
+        Verdict::ModelDenied
+    } else if is_missing {
+        Verdict::ModelMissing
+    } else if fault.has_code(&PLAN_CODES) || status == 429 && speaks_of_plan(fault) {
+        Verdict::PlanThrottled
     } else {
         match status {
-            429 if fault.says(&FREE_ALLOCATION_WORDS) => Verdict::Throttled(LONG_REST),
+            429 if fault.says(&FREE_ALLOCATION_WORDS) => Verdict::Throttled(LONG_BACKOFF),
             429 => Verdict::Throttled(throttle_rest(retry_after)),
             500 | 502 | 503 | 504 if fault.is_internal() => Verdict::InternalError,
             500 | 502 | 503 | 504 => Verdict::Unavailable,
@@ -179,145 +243,16 @@ fn judge(failure: Failure<'_>, fault: &Fault) -> Verdict {
     }
 }
 
+fn speaks_of_plan(fault: &Fault) -> bool {
+    PLAN_WINDOWS
+        .iter()
+        .any(|window| PLAN_WORDS.iter().any(|words| fault.says(&[&format!("{window} {words}")])))
+}
+
 fn throttle_rest(retry_after: Option<u64>) -> Duration {
     let (shortest, longest) = THROTTLE_RANGE;
     let asked = retry_after.map(|seconds| Duration::from_secs(seconds.clamp(shortest, longest)));
     asked.unwrap_or(THROTTLE_REST)
-}
-
-/// Judges a success by the first event of its stream. Its answer text is never looked at:
-/// people ask models about DashScope errors.
-#[must_use]
-pub(crate) fn classify_first_event(payload: &[u8]) -> Judgement {
-    match Fault::of_json(payload, false) {
-        Some(fault) if fault.has_code(&FREE_TIER_ONLY) || fault.speaks_of_free_quota() => {
-            Judgement::of(Verdict::QuotaExhausted, fault)
-        }
-        _ => Judgement::success(),
-    }
-}
-
-/// What an event says if it is an error.
-#[must_use]
-pub(crate) fn message_of_error(payload: &[u8]) -> Option<String> {
-    Fault::of_json(payload, false).filter(|fault| !fault.codes.is_empty())?.message
-}
-
-/// An error as any of DashScope's envelopes carries it: nested under `error`, or flat.
-#[derive(Debug, Default)]
-struct Fault {
-    codes: Vec<String>,
-    message: Option<String>,
-}
-
-/// The members that may tell, as far as they have been read.
-#[derive(Default)]
-struct Envelope {
-    error: Option<Value>,
-    code: Option<Value>,
-    r#type: Option<Value>,
-    message: Option<Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
-enum Member {
-    Error,
-    Code,
-    Type,
-    Message,
-    #[serde(other)]
-    Other,
-}
-
-/// Fills an envelope member by member, so that what was read before an end counts.
-struct Filling<'a>(&'a mut Envelope);
-
-impl<'de> DeserializeSeed<'de> for Filling<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Filling<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self(envelope) = self;
-        while let Some(member) = map.next_key()? {
-            match member {
-                Member::Error => envelope.error = map.next_value()?,
-                Member::Code => envelope.code = map.next_value()?,
-                Member::Type => envelope.r#type = map.next_value()?,
-                Member::Message => envelope.message = map.next_value()?,
-                Member::Other => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Fault {
-    fn of_body(body: &[u8]) -> Option<Self> {
-        let is_cut = body.len() >= MAX_ERROR_PREFIX;
-        let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
-        Self::of_json(body, is_cut).or_else(|| Self::of_json(&sse::first_payload(body)?, is_cut))
-    }
-
-    /// `is_cut`: it may go on beyond what is looked at, and then what was read of it counts.
-    fn of_json(json: &[u8], is_cut: bool) -> Option<Self> {
-        let mut flat = Envelope::default();
-        let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let read = Filling(&mut flat).deserialize(&mut deserializer);
-        match read.and_then(|()| deserializer.end()) {
-            Ok(()) => {}
-            Err(error) if error.is_eof() && is_cut => {}
-            Err(_) => return None,
-        }
-        let nested = flat.error.unwrap_or_default();
-        let codes =
-            [nested.get("code"), nested.get("type"), flat.code.as_ref(), flat.r#type.as_ref()];
-        let messages = [nested.get("message"), flat.message.as_ref()];
-        Some(Self {
-            codes: codes.into_iter().flatten().filter_map(text).collect(),
-            message: messages.into_iter().flatten().find_map(text),
-        })
-    }
-
-    fn has_code(&self, wanted: &[&str]) -> bool {
-        self.codes.iter().any(|code| wanted.iter().any(|wanted| code.eq_ignore_ascii_case(wanted)))
-    }
-
-    /// Whether the message holds one of these, which are in lower case.
-    fn says(&self, words: &[&str]) -> bool {
-        let message = self.message.as_deref().unwrap_or_default().to_ascii_lowercase();
-        words.iter().any(|word| message.contains(word))
-    }
-
-    fn speaks_of_free_quota(&self) -> bool {
-        self.has_code(&SHARED_CODES)
-            && self.says(&["free tier", "free quota"])
-            && self.says(&["exhausted"])
-    }
-
-    /// `InternalError`, `InternalError.Algo` and so on; on the OpenAI protocol
-    /// `internal_server_error`.
-    fn is_internal(&self) -> bool {
-        self.codes.iter().any(|code| {
-            let code = code.to_ascii_lowercase();
-            code.starts_with("internalerror") || code == "internal_server_error"
-        })
-    }
-}
-
-fn text(value: &Value) -> Option<String> {
-    value.as_str().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -325,6 +260,8 @@ mod readme;
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     const WORDS: &str = "The free tier of the model has been exhausted. If you wish to continue \
@@ -363,8 +300,8 @@ mod tests {
     /// As the relay judges: the first event of a stream that succeeded, else the body.
     fn judge_row(row: &Row) -> Judgement {
         let stream = row.content_type.starts_with("text/event-stream");
-        match sse::first_event(row.body.as_bytes()) {
-            Some(event) if row.status == 200 && stream => classify_first_event(&event),
+        match opening(row.body.as_bytes()) {
+            Some(event) if row.status == 200 && stream => classify_event(&event, false),
             _ => classify(failure(row.status, &row.body)),
         }
     }
@@ -403,16 +340,79 @@ mod tests {
     }
 
     #[test]
-    fn shared_codes_need_the_words_and_a_403() {
-        for code in ["AccessDenied", "insufficient_quota"] {
-            assert!(exhausted(403, &flat(code, WORDS)));
-            assert!(exhausted(403, &flat(code, "Free quota exhausted. Add funds.")));
-            assert!(!exhausted(403, &flat(code, "Access denied.")));
-            assert!(!exhausted(403, &flat(code, "The free tier is not for you.")));
-            assert!(!exhausted(403, &flat(code, "Your quota is exhausted.")));
-            assert!(!exhausted(429, &flat(code, WORDS)));
-            assert!(!exhausted(400, &flat(code, WORDS)));
+    fn at_403_the_words_alone_decide_whatever_the_code_or_none() {
+        let text = format!("403 AllocationQuota.FreeTierOnly: {}", "Sorry.");
+        let as_text = |json: &str| serde_json::to_string(json).unwrap();
+        let capital = format!(r#"{{"RequestId":"r","Code":"Forbidden","Message":"{WORDS}"}}"#);
+        for body in [
+            flat("AccessDenied", WORDS),
+            flat("insufficient_quota", "Free quota exhausted. Add funds."),
+            flat("AccessDenied.Unpurchased", WORDS),
+            flat("permission_error", "Your FREE QUOTA is used up."),
+            flat("AllocationQuota", WORDS),
+            flat("", WORDS),
+            flat("x", &text),
+            format!(r#"{{"message":"{WORDS}"}}"#),
+            format!(
+                r#"{{"type":"error","error":{{"type":"permission_error","message":"{WORDS}"}}}}"#
+            ),
+            format!(r#"{{"error":"{WORDS}"}}"#),
+            format!(r#"{{"status":403,"error":"Payment Required","message":"{WORDS}"}}"#),
+            format!(r#"{{"error":{}}}"#, as_text(&flat("Forbidden", WORDS))),
+            format!(r#"{{"error":{}}}"#, as_text(&format!(r#"{{"error":{}}}"#, flat("x", WORDS)))),
+            format!(r#"{{"Error":{{"Message":"{WORDS}"}}}}"#),
+            capital.clone(),
+            format!("data: {capital}\ndata: [DONE]\n\n"),
+            // No envelope that is known, and none at all.
+            format!(r#"{{"detail":"{WORDS}"}}"#),
+            format!(r#"[{{"errorMessage":"{WORDS}"}}]"#),
+            "The free tier of the model has been exhausted.".to_owned(),
+            format!("<?xml version=\"1.0\"?><Error><Message>{WORDS}</Message></Error>"),
+        ] {
+            assert!(exhausted(403, &body), "{body}");
+            for status in [400, 401, 404, 429, 500] {
+                assert!(!exhausted(status, &body), "{status} {body}");
+            }
         }
+        for words in ["Access denied.", "The free tier is not for you.", "Your quota is exhausted."]
+        {
+            assert!(!exhausted(403, &flat("AccessDenied", words)), "{words}");
+        }
+    }
+
+    #[test]
+    fn the_code_is_known_in_capitals_and_in_texts_of_json() {
+        for body in [
+            r#"{"Code":"AllocationQuota.FreeTierOnly","Message":"x","RequestId":"r"}"#,
+            r#"{"ERROR":{"CODE":"AllocationQuota.FreeTierOnly"}}"#,
+            r#"{"error":"AllocationQuota.FreeTierOnly"}"#,
+            r#"{"error":"{\"code\":\"AllocationQuota.FreeTierOnly\",\"message\":\"x\"}"}"#,
+            r#"{"error":"{\"error\":{\"type\":\"AllocationQuota.FreeTierOnly\"}}","message":"x"}"#,
+        ] {
+            for status in EXHAUSTION_STATUSES {
+                assert!(exhausted(status, body), "{status} {body}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_payload_is_the_first_data_line_that_is_json() {
+        let json = r#"{"error":{"code":"AllocationQuota.FreeTierOnly"}}"#;
+        for body in [
+            format!("data: {json}\ndata: [DONE]\n\n"),
+            format!("data:{json}\r\ndata: [DONE]"),
+            format!("event: x\r\ndata: hello\r\n\r\nid: 2\r\ndata: {json}\r\n\r\n"),
+            format!("\u{feff}data:\ndata: {json}"),
+            format!(": keep-alive\n\nevent:ping\n\ndata:   {json}   \n"),
+            "data: {\n  \"error\": {\n    \"code\": \"AllocationQuota.FreeTierOnly\"\n  }\n}"
+                .to_owned(),
+            "data: {\"error\":\ndata: {\"code\":\"AllocationQuota.FreeTierOnly\"}\ndata: }\n\n"
+                .to_owned(),
+        ] {
+            assert!(exhausted(403, &body) && exhausted(400, &body), "{body}");
+        }
+        let second = format!("data: {{\"code\":\"x\"}}\n\ndata: {json}\n\n");
+        assert!(!exhausted(400, &second));
     }
 
     #[test]
@@ -425,17 +425,16 @@ mod tests {
             "\"AllocationQuota.FreeTierOnly\"",
             &page,
             &flat("Throttling.AllocationQuota", "Free allocated quota exceeded."),
-            &flat("AllocationQuota", WORDS),
-            &flat("AccessDenied.Unpurchased", WORDS),
-            r#"{"error":"AllocationQuota.FreeTierOnly"}"#,
+            &flat("AccessDenied.Unpurchased", "Access to model denied."),
             r#"[null,"AllocationQuota.FreeTierOnly",null,null]"#,
-            r#"{"message":"AllocationQuota.FreeTierOnly"}"#,
             r#"{"choices":[{"code":"AllocationQuota.FreeTierOnly"}]}"#,
         ] {
             for status in [400, 403, 429, 500] {
                 assert!(!exhausted(status, body), "{status} {body}");
             }
         }
+        // The code in a message counts where words do.
+        assert!(!exhausted(400, r#"{"message":"AllocationQuota.FreeTierOnly"}"#));
     }
 
     #[test]
@@ -445,25 +444,13 @@ mod tests {
         assert_eq!(judged(204, ""), Verdict::Success);
     }
 
-    #[test]
-    fn the_first_event_of_a_stream_may_be_an_exhaustion_but_not_talk_about_one() {
-        let error = flat("AllocationQuota.FreeTierOnly", WORDS);
-        let judgement = classify_first_event(error.as_bytes());
-        assert_eq!(judgement.verdict, Verdict::QuotaExhausted);
-        assert!(judgement.message.unwrap().starts_with("The free tier"));
-        let talk =
-            r#"{"choices":[{"delta":{"content":"{\"code\":\"AllocationQuota.FreeTierOnly\"}"}}]}"#;
-        assert_eq!(classify_first_event(talk.as_bytes()), Judgement::success());
-        assert_eq!(classify_first_event(b"[DONE]"), Judgement::success());
-    }
-
     /// The verdict of every row of the corpus that is no exhaustion and no success.
     #[test]
     fn every_failure_of_the_corpus_has_its_verdict() {
         let rest = Verdict::Throttled(THROTTLE_REST);
         let expected = [
-            ("native_429_free_allocated_quota_exceeded", Verdict::Throttled(LONG_REST)),
-            ("openai_429_free_allocated_quota_exceeded", Verdict::Throttled(LONG_REST)),
+            ("native_429_free_allocated_quota_exceeded", Verdict::Throttled(LONG_BACKOFF)),
+            ("openai_429_free_allocated_quota_exceeded", Verdict::Throttled(LONG_BACKOFF)),
             ("openai_403_access_denied_unpurchased", Verdict::ModelDenied),
             ("native_403_access_denied_unpurchased", Verdict::ModelDenied),
             ("anthropic_count_tokens_403_unpurchased", Verdict::ModelDenied),
@@ -474,18 +461,18 @@ mod tests {
             ("openai_400_data_inspection_failed", Verdict::CallerError),
             ("openai_stream_400_data_inspection_sse_framed", Verdict::CallerError),
             ("native_400_invalid_parameter_json", Verdict::CallerError),
-            ("anthropic_400_model_not_exist", Verdict::ModelDenied),
+            ("anthropic_400_model_not_exist", Verdict::ModelMissing),
             ("openai_401_incorrect_key_intl", Verdict::KeyRejected),
             ("native_401_invalid_api_key", Verdict::KeyRejected),
             ("anthropic_401_invalid_api_key", Verdict::KeyRejected),
-            ("openai_404_model_not_found", Verdict::ModelDenied),
+            ("openai_404_model_not_found", Verdict::ModelMissing),
             ("gateway_413_request_too_large", Verdict::CallerError),
             ("openai_429_limit_requests", rest),
             ("openai_429_insufficient_quota_tpm", rest),
             ("openai_429_limit_burst_rate", rest),
             ("native_429_throttling_ratequota", rest),
             ("native_429_throttling_allocationquota", rest),
-            ("token_plan_429_quota_exhausted", rest),
+            ("token_plan_429_quota_exhausted", Verdict::PlanThrottled),
             ("openai_500_internal_server_error", Verdict::InternalError),
             ("native_500_request_timeout", Verdict::Unavailable),
             ("native_503_model_serving_error", Verdict::Unavailable),
@@ -509,7 +496,8 @@ mod tests {
             ("CommodityNotPurchased", Verdict::AccountBlocked),
             ("invalid_api_key", Verdict::KeyRejected),
             ("AccessDenied.Unpurchased", Verdict::ModelDenied),
-            ("ModelNotFound", Verdict::ModelDenied),
+            ("ModelNotFound", Verdict::ModelMissing),
+            ("Workspace.AccessDenied", Verdict::ModelDenied),
         ] {
             for status in [400, 403, 404, 429, 500] {
                 let nested = format!(r#"{{"error":{{"message":"x","type":"{code}"}}}}"#);
@@ -566,17 +554,39 @@ mod tests {
         let body = flat("ModelNotFound", "Model can not be found.");
         let named = Failure { names_model: true, ..failure(404, &body) };
         assert_eq!(classify(named).verdict, Verdict::CallerError);
-        assert_eq!(judged(404, &body), Verdict::ModelDenied);
+        assert_eq!(judged(404, &body), Verdict::ModelMissing);
     }
 
     #[test]
-    fn only_an_error_has_a_message_of_one() {
-        let of = |payload: &str| message_of_error(payload.as_bytes());
-        assert_eq!(of(&flat("InvalidParameter", "x")).as_deref(), Some("x"));
-        assert_eq!(of(r#"{"error":{"code":"c","message":"x"}}"#).as_deref(), Some("x"));
-        assert_eq!(of(r#"{"message":"x"}"#), None);
-        assert_eq!(of(r#"{"type":"message_start","message":{"content":[]}}"#), None);
-        assert_eq!(of("[DONE]"), None);
+    fn a_plans_quota_is_the_accounts_and_its_concurrency_is_not() {
+        let code = flat(
+            "QuotaExhausted",
+            "Your token-plan 1-week quota has been exhausted. The \
+            quota will reset at 09-19 07:14:00 UTC.",
+        );
+        for status in [400, 403, 429] {
+            assert_eq!(judged(status, &code), Verdict::PlanThrottled);
+        }
+        for message in [
+            "hour allocated quota exceeded",
+            "Week allocated quota exceeded, please try again later.",
+            "month allocated quota exceeded",
+            "Your coding-plan 5-hour quota has been exhausted.",
+        ] {
+            let body = flat("Throttling.AllocationQuota", message);
+            assert_eq!(judged(429, &body), Verdict::PlanThrottled, "{message}");
+            assert_eq!(judged(400, &body), Verdict::CallerError, "{message}");
+        }
+        for message in ["concurrency allocated quota exceeded", "Allocated quota exceeded."] {
+            let rest = Verdict::Throttled(THROTTLE_REST);
+            assert_eq!(judged(429, &flat("Throttling", message)), rest, "{message}");
+        }
+        // The free tier goes before.
+        assert!(exhausted(
+            429,
+            &flat("AllocationQuota.FreeTierOnly", "week allocated quota exceeded")
+        ));
+        assert!(exhausted(403, &flat("QuotaExhausted", WORDS)));
     }
 
     #[test]

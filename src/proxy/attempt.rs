@@ -4,24 +4,22 @@ use std::time::Duration;
 
 use log::{debug, info, warn};
 
-use super::heads::{is_event_stream, number};
+use super::heads::is_event_stream;
 use super::{ClientRequest, NO_MODEL, Proxy, Task};
 use crate::clock;
 use crate::log_text::Quoted;
-use crate::policy::bench::Rest;
+use crate::policy::bench::{LONG_BACKOFF, Rest};
 use crate::policy::failover::{self, Penalty};
 use crate::policy::headers::{self, Content};
 use crate::policy::ids::{self, Makes};
-use crate::policy::limits::{self, LIFE, Limit, ModelLimits, Refusal};
+use crate::policy::limits::Limit;
 use crate::policy::pool::{KeyIndex, Slot};
-use crate::policy::route::{Base, Protocol, Rule};
+use crate::policy::retry_after;
+use crate::policy::route::{Base, Rule};
 use crate::policy::scheduler::{Pick, Wanted};
 use crate::policy::verdict::{self, Failure, Judgement, Verdict};
 use crate::relay::{self, Client, Held, Upload};
 use crate::upstream::{self, Answer, CallError, Over, Payload};
-
-/// How long a key rests that cannot serve a request without a model.
-const NO_MODEL_REST: Duration = Duration::from_secs(600);
 
 /// How much of upstream's error message is kept in the state file, in characters.
 const LONGEST_MESSAGE: usize = 1000;
@@ -134,15 +132,19 @@ impl Proxy {
         } else {
             self.judge_failure(&mut answer, task)
         };
-        judgement.verdict = if held.ended_by_client() {
-            // A client that left teaches nothing.
+        // Where nothing may rotate, the answer is the client's, unless it is about our key.
+        let is_pinned = matches!(task.request.endpoint.rule, Rule::Pinned { .. });
+        let is_clients =
+            is_pinned && !matches!(judgement.verdict, Verdict::Success | Verdict::KeyRejected);
+        // A client that left teaches nothing.
+        judgement.verdict = if is_clients || held.ended_by_client() {
             Verdict::CallerError
         } else {
             self.config.failover.admit(judgement.verdict)
         };
         let limit = match held.ended_by_client() {
             true => None,
-            false => self.limit_in(&answer, &judgement, task, slot),
+            false => self.limit_in(&judgement, task, slot),
         };
         if limit.is_some() {
             judgement.verdict = Verdict::ModelLimit;
@@ -150,54 +152,28 @@ impl Proxy {
         Judged { answer, held, judgement, limit }
     }
 
-    /// What the slot's model cannot take, if that is all that an answer says. Where the client's
-    /// model stays, or the key that made something, the answer is the client's.
-    fn limit_in(
-        &self,
-        answer: &Answer,
-        judgement: &Judgement,
-        task: &Task<'_>,
-        slot: &Slot,
-    ) -> Option<Limit> {
-        let may_move = task.wanted == Wanted::Pool && self.config.limits() != ModelLimits::Off;
-        let message = judgement.message.as_deref().filter(|_| may_move)?;
-        let is_open = [Verdict::Success, Verdict::CallerError, Verdict::ModelDenied];
-        if !is_open.contains(&judgement.verdict) {
-            return None;
-        }
-        // Of the first event of a stream that began well the head says nothing.
-        let status = if (200..300).contains(&answer.status) { 400 } else { answer.status };
-        let is_native = task.request.endpoint.protocol == Protocol::Native;
-        let refusal = Refusal { status, message, model: &slot.model, is_native };
-        limits::recognise(refusal, || task.needs())
-    }
-
     fn judge_failure(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
         let mut held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
-        let mut judgement = verdict::classify(Failure {
+        let judgement = verdict::classify(Failure {
             status: answer.status,
-            retry_after: number(&answer.headers, "retry-after"),
+            retry_after: retry_after::asked(&answer.headers, clock::now()),
             prefix: &held.bytes,
-            names_model: task.wanted != Wanted::Pool,
+            names_model: task.names_model(),
         });
-        // Where nothing may rotate, the answer is the client's, unless it is about our key.
-        let is_pinned = matches!(task.request.endpoint.rule, Rule::Pinned { .. });
-        if is_pinned && judgement.verdict != Verdict::KeyRejected {
-            judgement.verdict = Verdict::CallerError;
-        }
         self.scrub(&mut held.bytes);
         (held, judgement)
     }
 
     fn judge_success(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
         if is_event_stream(&answer.headers) {
-            let (held, event) = relay::hold_first_event(&mut answer.body);
-            let judgement = event.as_deref().map(|event| {
-                let judgement = verdict::classify_first_event(event);
-                let said = || verdict::message_of_error(event);
-                Judgement { message: judgement.message.clone().or_else(said), ..judgement }
-            });
-            return (held.with_first_event(event), judgement.unwrap_or_else(Judgement::success));
+            let (mut held, opening) = relay::hold_opening(&mut answer.body);
+            let judgement = opening
+                .map(|event| verdict::classify_event(&event, task.names_model()))
+                .unwrap_or_else(Judgement::success);
+            if judgement.verdict != Verdict::Success {
+                self.scrub(&mut held.bytes);
+            }
+            return (held, judgement);
         }
         let held = match task.makes {
             Makes::Nothing => Held::default(),
@@ -208,19 +184,29 @@ impl Proxy {
 
     fn learn(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
         match judged.judgement.verdict {
-            Verdict::QuotaExhausted if &*pick.slot.model == NO_MODEL => {
-                // No quota of one model: it is the key that cannot serve this.
-                self.bench_slot(&pick.slot, Rest::For(NO_MODEL_REST), task);
+            Verdict::QuotaExhausted => {
+                self.learn_exhaustion(&judged.judgement, judged.request_id(), task, pick);
             }
-            Verdict::QuotaExhausted => self.learn_exhaustion(judged, task, pick),
             Verdict::Success => self.learn_success(judged, task, pick),
             Verdict::ModelLimit => self.learn_limit(judged, task, &pick.slot),
             verdict => self.penalize(verdict, judged, task, &pick.slot),
         }
     }
 
-    fn learn_exhaustion(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
-        let message = judged.judgement.message.as_deref();
+    /// `request_id`: upstream's.
+    pub(super) fn learn_exhaustion(
+        &self,
+        judgement: &Judgement,
+        request_id: &str,
+        task: &mut Task<'_>,
+        pick: &Pick,
+    ) {
+        if &*pick.slot.model == NO_MODEL {
+            // No quota of one model: it is the key that cannot serve this.
+            self.bench_slot(&pick.slot, Rest::For(LONG_BACKOFF), task);
+            return;
+        }
+        let message = judgement.message.as_deref();
         let message = message.unwrap_or("DashScope free tier exhausted");
         let message: String = self.masked(message).chars().take(LONGEST_MESSAGE).collect();
         let (outcome, revision) = {
@@ -237,9 +223,9 @@ impl Proxy {
             self.pool.show(&pick.slot),
             outcome.until,
             outcome.failures,
-            judged.answer.status,
-            Quoted(judged.code()),
-            Quoted(judged.request_id()),
+            judgement.status,
+            Quoted(judgement.code()),
+            Quoted(request_id),
             Quoted(&message)
         );
         if let Some(twin) = outcome.twin {
@@ -253,7 +239,10 @@ impl Proxy {
 
     fn learn_success(&self, judged: &Judged, task: &mut Task<'_>, pick: &Pick) {
         let base = task.request.endpoint.protocol;
-        let ids = ids::found_in(task.makes, judged.held.meaning());
+        let ids = match task.makes {
+            Makes::Nothing => Vec::new(),
+            makes => judged.held.find(|document| ids::found_in(makes, document)),
+        };
         let (pinned, stamped) = {
             let mut scheduler = self.scheduler.lock();
             let pinned = scheduler.pin(ids, pick.slot.key, clock::now());
@@ -275,49 +264,34 @@ impl Proxy {
         }
     }
 
-    fn learn_limit(&self, judged: &Judged, task: &Task<'_>, slot: &Slot) {
-        let Some(limit) = judged.limit.clone() else { return };
-        let said = judged.judgement.message.as_deref().unwrap_or_default();
-        let (path, moment) = (&task.request.endpoint.path, clock::moment());
-        let (kind, bound, on) = (limit.kind(), limit.bound(), limit.hangs_on());
-        let is_news = self.scheduler.lock().learn_limit(slot, path, limit, said, moment);
-        if is_news {
-            info!(
-                "limit id={} model={} kind={kind} bound={} on={} path={} until={} status={} code={} request_id={} slot={} said={}",
-                task.request.id,
-                slot.model,
-                bound.map_or_else(|| "-".to_owned(), |bound| bound.to_string()),
-                Quoted(if on.is_empty() { "-" } else { &on }),
-                Quoted(path),
-                moment.calendar.plus(LIFE),
-                judged.answer.status,
-                Quoted(judged.code()),
-                Quoted(judged.request_id()),
-                self.pool.show(slot),
-                Quoted(said)
-            );
-        }
-    }
-
     fn penalize(&self, verdict: Verdict, judged: &Judged, task: &Task<'_>, slot: &Slot) {
         let at = clock::instant();
-        let (who, rest) = match failover::penalty(verdict) {
+        let base = task.request.endpoint.protocol;
+        let (of_slot, of_key) = match failover::penalty(verdict) {
             Penalty::None => return,
-            Penalty::Slot(rest) => (self.pool.show(slot), self.bench_slot(slot, rest, task)),
+            Penalty::Slot(rest) => (Some(self.bench_slot(slot, rest, task)), None),
+            Penalty::Denied => {
+                let is_second = self.scheduler.lock().deny_slot(slot, base, at);
+                (Some(LONG_BACKOFF), is_second.then_some(LONG_BACKOFF))
+            }
             Penalty::Key(rest) => {
                 self.scheduler.lock().bench_key(slot.key, rest, at);
-                (self.pool.label(slot.key).to_owned(), rest)
+                (None, Some(rest))
             }
         };
-        info!(
-            "bench id={} who={who} verdict={} for_s={} status={} code={} request_id={}",
-            task.request.id,
-            verdict.name(),
-            rest.as_secs(),
-            judged.answer.status,
-            Quoted(judged.code()),
-            Quoted(judged.request_id()),
-        );
+        let of_slot = of_slot.map(|rest| (self.pool.show(slot), rest));
+        let of_key = of_key.map(|rest| (self.pool.label(slot.key).to_owned(), rest));
+        for (who, rest) in of_slot.into_iter().chain(of_key) {
+            info!(
+                "bench id={} who={who} verdict={} for_s={} status={} code={} request_id={}",
+                task.request.id,
+                verdict.name(),
+                rest.as_secs(),
+                judged.judgement.status,
+                Quoted(judged.code()),
+                Quoted(judged.request_id()),
+            );
+        }
     }
 
     fn bench_slot(&self, slot: &Slot, rest: Rest, task: &Task<'_>) -> Duration {
@@ -329,7 +303,7 @@ impl Proxy {
 impl Judged {
     /// Upstream's error code, for the log.
     pub(super) fn code(&self) -> &str {
-        self.judgement.code.as_deref().unwrap_or("-")
+        self.judgement.code()
     }
 
     /// Upstream's id of the request, for the log.

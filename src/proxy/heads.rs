@@ -1,13 +1,15 @@
 //! The heads of answers, and the keys that must not be in them.
 
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use super::{NO_MODEL, Proxy};
+use crate::clock;
 use crate::error::ProxyError;
 use crate::policy::headers;
 use crate::policy::pool::Slot;
+use crate::policy::redirect;
 use crate::policy::route::Protocol;
 use crate::relay::Head;
 use crate::upstream::Answer;
@@ -32,7 +34,7 @@ const SHORTEST_TELLTALE: usize = 8;
 impl Proxy {
     /// The head of upstream's answer as the client gets it.
     pub(super) fn head(&self, answer: &Answer, slot: &Slot, attempts: u32) -> Head {
-        let mut headers: HeaderMap = headers::downward(&answer.headers)
+        let mut headers: HeaderMap = headers::downward(&answer.headers, clock::now())
             .filter(|(_, value)| self.keys_in(value.as_bytes()).next().is_none())
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
@@ -46,6 +48,14 @@ impl Proxy {
             headers.insert(BUFFERING_HEADER, HeaderValue::from_static("no"));
         }
         Head { status: answer.status, headers, length: length_of(&answer.headers) }
+    }
+
+    /// The error that stands for a redirect of upstream's.
+    pub(super) fn redirect(&self, answer: &Answer) -> Option<ProxyError> {
+        let status = Some(answer.status).filter(|status| redirect::is_redirect(*status))?;
+        let is_open = |host: &&str| self.keys_in(host.as_bytes()).next().is_none();
+        let host = redirect::target(&answer.headers).filter(is_open).map(str::to_owned);
+        Some(ProxyError::Redirected { status, host })
     }
 
     /// The whole answer that tells a client of an error.
@@ -116,11 +126,15 @@ pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 /// The value of a header that is a whole number.
-pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.trim().parse().ok()
 }
 
+/// `Transfer-Encoding` wins over a length beside it (RFC 9112, section 6.3).
 fn length_of(headers: &HeaderMap) -> Option<u64> {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        return None;
+    }
     number(headers, CONTENT_LENGTH.as_str())
 }
 

@@ -3,24 +3,23 @@
 use std::ops::ControlFlow;
 
 use super::attempt::Judged;
-use super::heads::{ADJUSTED_HEADER, text_value};
-use super::story::{Answered, Story};
+use super::heads::{ADJUSTED_HEADER, is_event_stream, text_value};
+use super::story::Answered;
 use super::{Proxy, Task};
 use crate::clock;
 use crate::error::ProxyError;
-use crate::policy::failover::{self, Budget};
+use crate::policy::failover::{self, Avoid, Budget};
 use crate::policy::limits::Lowered;
-use crate::policy::pool::Slot;
 use crate::policy::scheduler::{Ask, Next, Pick, Tried, Wanted};
 use crate::policy::usage::UsageScan;
-use crate::policy::verdict::Verdict;
+use crate::policy::verdict::{Judgement, LateScan, Verdict};
 use crate::relay::{self, Client};
-use crate::upstream::{self, CallError, FailureKind};
+use crate::upstream::{self, Answer, CallError, FailureKind};
 
 /// The best answer of those that did not help, and whose it is.
 struct Kept {
     judged: Judged,
-    slot: Slot,
+    pick: Pick,
     /// What was lowered in the request for it, as the client is told.
     adjusted: Option<String>,
 }
@@ -63,7 +62,7 @@ impl Proxy {
             (Outcome::Failed(error), _) if error.kind == FailureKind::ClientLeft => {
                 self.give_up(error, client, task.story)
             }
-            (_, Some(kept)) => self.settle(kept, client, task.story),
+            (_, Some(kept)) => self.settle(kept, client, &mut task),
             (Outcome::Failed(error), None) => self.give_up(error, client, task.story),
             (Outcome::NothingLeft(error), None) => Err(error),
             (Outcome::Answered, None) => unreachable!("an answer was kept"),
@@ -82,7 +81,8 @@ impl Proxy {
             Ok(pick) => pick,
             Err(error) => return ControlFlow::Break(Outcome::NothingLeft(error)),
         };
-        if task.story.attempts > 0 && has_left() {
+        let may_have_left = task.request.waited || task.story.attempts > 0;
+        if may_have_left && has_left() {
             return ControlFlow::Break(Outcome::Failed(CallError::client_left()));
         }
         self.log_rotation(task, &pick.slot);
@@ -99,7 +99,7 @@ impl Proxy {
             walk.tried.add_refusal(place, pick.bounds, limit);
         }
         let adjusted = adjusted(&task.lowered(&pick));
-        let answer = Kept { judged, slot: pick.slot, adjusted };
+        let answer = Kept { judged, pick, adjusted };
         match verdict {
             Verdict::QuotaExhausted => return ControlFlow::Continue(()),
             Verdict::Success => {
@@ -111,8 +111,13 @@ impl Proxy {
                 walk.keep(answer);
                 return ControlFlow::Break(Outcome::Answered);
             }
-            Verdict::AccountBlocked | Verdict::KeyRejected => walk.tried.add_key(answer.slot.key),
             _ => {}
+        }
+        let slot = &answer.pick.slot;
+        match failover::avoid(verdict) {
+            Avoid::Slot => {}
+            Avoid::KeyFirst => walk.tried.deny(slot.clone()),
+            Avoid::Key => walk.tried.add_key(slot.key),
         }
         walk.keep(answer);
         if walk.budget.allows(verdict, task.request.arrived.elapsed()) {
@@ -158,38 +163,64 @@ impl Proxy {
         &self,
         kept: Kept,
         client: &mut dyn Client,
-        story: &mut Story,
+        task: &mut Task<'_>,
     ) -> Result<(), ProxyError> {
-        let Kept { judged, slot, adjusted } = kept;
+        let Kept { judged, pick, adjusted } = kept;
         if judged.judgement.verdict == Verdict::KeyRejected {
-            let label = self.pool.label(slot.key).to_owned();
+            let label = self.pool.label(pick.slot.key).to_owned();
             return Err(ProxyError::KeyRejected { label });
         }
+        if let Some(error) = self.redirect(&judged.answer) {
+            return Err(error);
+        }
         self.keep_cooldowns();
+        let request_id = judged.request_id().to_owned();
         let Judged { mut answer, held, judgement, .. } = judged;
-        let mut head = self.head(&answer, &slot, story.attempts);
+        let mut head = self.head(&answer, &pick.slot, task.story.attempts);
         if let Some(adjusted) = &adjusted {
             head.headers.insert(ADJUSTED_HEADER, text_value(adjusted));
         }
-        story.adjusted = adjusted;
-        story.slot = Some(slot);
-        story.status = head.status;
+        task.story.adjusted = adjusted;
+        task.story.slot = Some(pick.slot.clone());
+        task.story.status = head.status;
         let mut scan = UsageScan::default();
-        let see = |bytes: &[u8]| scan.see(bytes);
-        story.relayed = Some(relay::relay(&head, held, &mut answer.body, client, see));
-        story.verdict = Some(judgement.verdict);
-        story.usage = scan.usage();
-        Ok(())
+        let mut late = is_success_stream(&answer).then(LateScan::default);
+        let mut learn = |found: Option<Judgement>| {
+            if let Some(exhaustion) = found {
+                self.learn_exhaustion(&exhaustion, &request_id, task, &pick);
+            }
+        };
+        let see = |bytes: &[u8]| {
+            scan.see(bytes);
+            learn(late.as_mut().and_then(|late| late.see(bytes)));
+        };
+        let outcome = relay::relay(&head, held, &mut answer.body, client, see);
+        learn(late.as_mut().and_then(LateScan::end));
+        task.story.verdict = Some(judgement.verdict);
+        task.story.usage = scan.usage();
+        match outcome {
+            Ok(relayed) => {
+                task.story.relayed = Some(relayed);
+                Ok(())
+            }
+            Err(error) => self.give_up(error, client, task.story),
+        }
     }
+}
+
+/// Whether an exhaustion may still come in it.
+fn is_success_stream(answer: &Answer) -> bool {
+    (200..300).contains(&answer.status) && is_event_stream(&answer.headers)
 }
 
 impl Walk {
     /// Keeps an answer that did not help, if it is better than the one before.
     fn keep(&mut self, answer: Kept) {
+        let status = |kept: &Kept| kept.judged.judgement.status;
         let is_better = self.kept.as_ref().is_none_or(|before| {
             match (&before.judged.limit, &answer.judged.limit) {
                 (Some(before), Some(limit)) => !before.is_more_generous(limit),
-                _ => failover::is_better(answer.judged.answer.status, before.judged.answer.status),
+                _ => failover::is_better(status(&answer), status(before)),
             }
         });
         if is_better {

@@ -2,21 +2,17 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use httpdate::HttpDate;
 use tiny_http::Request;
 
 use super::connections::Activity;
-use super::fd::Descriptors;
 use super::head::Head as RequestHead;
 use super::head::{BodyLength, LARGEST_UPLOAD};
 use super::intake::Turn;
 use crate::clock;
-use crate::lead;
 use crate::relay::{Client, Head};
 use crate::upstream::ClientWatch;
 
@@ -24,8 +20,8 @@ use crate::upstream::ClientWatch;
 const USUAL_HEAD: usize = 1024;
 const LARGEST_KEPT: usize = 4 * 1024;
 
-/// What may be written first without a thought of waiting, in bytes.
-const LARGEST_BEGINNING: usize = 16 * 1024;
+/// The most that is written at once, in bytes: who takes this much in time does not stall.
+const PIECE: usize = 16 * 1024;
 
 /// What a chunked body never contains: the client sees at once that the answer is broken.
 const NO_CHUNK_SIZE: &[u8] = b"!\r\n";
@@ -40,14 +36,14 @@ pub(super) struct Answer {
     /// Bytes that go out with the next write.
     pending: Vec<u8>,
     framing: Framing,
-    peer: SocketAddr,
-    descriptors: Arc<Descriptors>,
     version: (u8, u8),
     is_head: bool,
     /// The client said that this is its last request: the library closes by itself.
     client_closes: bool,
     /// This is the last answer because we say so.
     last: bool,
+    /// What the client is doing while it is written to.
+    writing: Activity,
     turn: Turn,
 }
 
@@ -55,7 +51,8 @@ pub(super) struct Answer {
 struct Upload {
     /// How many bytes are to come; `None` = it says itself when it ends.
     left: Option<u64>,
-    begun: Instant,
+    /// How long the reads so far have taken: only for these the client answers.
+    reading: Duration,
     bytes: u64,
     is_over: bool,
 }
@@ -79,29 +76,25 @@ enum Framing {
 
 impl Answer {
     /// The answer to `request`. Its body has been read, or is an upload.
-    pub(super) fn new(
-        request: Request,
-        head: &RequestHead,
-        descriptors: Arc<Descriptors>,
-        turn: Turn,
-    ) -> Self {
+    pub(super) fn new(request: Request, head: &RequestHead, turn: Turn) -> Self {
         Self {
             output: Output::Unused(request),
             upload: Upload::of(head.length),
             pending: Vec::new(),
             framing: Framing::None,
-            peer: head.peer,
-            descriptors,
             version: head.version,
             is_head: head.method == "HEAD",
             client_closes: head.closes,
-            last: head.version < (1, 1),
+            last: head.version < (1, 1) && !head.closes,
+            writing: Activity::Taking,
             turn,
         }
     }
 
-    /// A whole answer at once.
+    /// A whole answer of our own at once. It fits in any socket's buffer, unless the client has not
+    /// read what it was sent before.
     pub(super) fn respond(&mut self, head: &Head, body: &[u8]) {
+        self.writing = Activity::Answered;
         self.start(head);
         let _ = self.send(body).and_then(|()| self.finish());
     }
@@ -137,13 +130,13 @@ impl Answer {
 
     fn write_pending(&mut self) -> io::Result<()> {
         let pending = std::mem::take(&mut self.pending);
-        // The beginning of an answer fits in a socket's buffer, in which there is nothing else
-        // but with a client that does not read its answers.
-        if pending.len() > LARGEST_BEGINNING || !matches!(self.output, Output::Unused(_)) {
-            lead::pass_on();
-        }
-        let writer = self.writer();
-        let outcome = writer.write_all(&pending).and_then(|()| writer.flush());
+        self.writer();
+        let outcome = pending.chunks(PIECE).try_for_each(|piece| {
+            self.turn.turn_to(self.writing);
+            let writer = self.writer();
+            writer.write_all(piece).and_then(|()| writer.flush())
+        });
+        self.turn.turn_to(Activity::Served);
         // The next event goes where this one was.
         if pending.capacity() <= LARGEST_KEPT {
             self.pending = pending;
@@ -220,7 +213,7 @@ impl Upload {
             BodyLength::None => Some(0),
             BodyLength::Chunked | BodyLength::Unclear => None,
         };
-        Self { left, begun: clock::instant(), bytes: 0, is_over: left == Some(0) }
+        Self { left, reading: Duration::ZERO, bytes: 0, is_over: left == Some(0) }
     }
 
     /// Reads once, not beyond the end: the library would read ahead into the next request.
@@ -252,22 +245,28 @@ impl Client for Answer {
         if self.upload.is_over {
             return Ok(0);
         }
-        lead::pass_on();
+        let Upload { reading: before, bytes, .. } = self.upload;
+        self.turn.turn_to(Activity::Sending { before, bytes });
+        let started = clock::instant();
         let mut outcome = self.upload.read(request, buffer);
+        self.upload.reading += started.elapsed();
+        // What comes next is upstream's doing.
+        self.turn.turn_to(Activity::Served);
         // The library takes a connection that closes in the middle of a chunk for the body's end.
-        if matches!(outcome, Ok(0)) && (self.watch())() {
+        if matches!(outcome, Ok(0)) && self.turn.client_has_left() {
             outcome = Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.upload.is_over |= outcome.is_err();
-        let Upload { begun, bytes, is_over, .. } = self.upload;
-        let activity = if is_over { Activity::Served } else { Activity::Sending { begun, bytes } };
-        self.turn.turn_to(activity);
         outcome
     }
 
     fn start(&mut self, head: &Head) {
         // A stop may have begun since the request came.
-        self.last |= self.turn.is_draining();
+        self.last |= self.turn.is_draining() && !self.client_closes;
+        if self.last {
+            // Who is told that the connection closes gets nothing more (RFC 9112, section 9.6).
+            self.turn.condemn();
+        }
         self.framing = self.framing_of(head);
         push_head(&mut self.pending, head, self.framing, self.last || self.client_closes);
         if self.is_head {
@@ -294,10 +293,6 @@ impl Client for Answer {
         self.write_pending()
     }
 
-    fn flush(&mut self) -> io::Result<()> {
-        self.write_pending()
-    }
-
     fn finish(&mut self) -> io::Result<()> {
         match self.framing {
             Framing::Length(1..) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -307,32 +302,25 @@ impl Client for Answer {
         if !self.pending.is_empty() {
             self.write_pending()?;
         }
-        if self.last
-            && !self.client_closes
-            && let Some(connection) = self.descriptors.keep(self.peer)
-        {
-            connection.end_output();
-        }
         Ok(())
     }
 
     fn cut(&mut self) {
+        self.turn.condemn();
+        let Some(connection) = self.turn.connection() else { return };
         match self.framing {
+            // Past the library, because nothing may wait here: the client may be stuck.
             Framing::Chunked => {
-                self.pending.extend_from_slice(NO_CHUNK_SIZE);
-                let _ = self.write_pending();
-                self.descriptors.shut(self.peer);
+                connection.send(NO_CHUNK_SIZE);
+                connection.shut();
             }
             // Here a farewell is how a whole body ends.
-            Framing::UntilClose => self.descriptors.abort(self.peer),
-            Framing::Length(_) | Framing::None => self.descriptors.shut(self.peer),
+            Framing::UntilClose => connection.abort(),
+            Framing::Length(_) | Framing::None => connection.shut(),
         }
     }
 
     fn watch(&self) -> ClientWatch {
-        let (peer, descriptors) = (self.peer, Arc::clone(&self.descriptors));
-        // After its last request the library shuts its reading side itself.
-        let library_reads = !self.client_closes;
-        Box::new(move || descriptors.has_left(peer, library_reads))
+        self.turn.watch()
     }
 }

@@ -6,11 +6,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tiny_http::Request;
+
+use super::fd::Connection;
 
 /// How many requests may wait behind the one in work.
 const LONGEST_LINE: usize = 8;
@@ -29,14 +32,18 @@ pub(super) enum Activity {
     Mute,
     /// It has had its answer and may ask again.
     Idle,
-    /// Its body is being read: since when, and how much has come. (The time of this activity is
-    /// that of its last bytes.)
-    Sending { begun: Instant, bytes: u64 },
+    /// Its request waits for a thread of ours.
+    Waiting,
+    /// Its body is being read: for how long, apart from this read, and how much has come. (The time
+    /// of this activity is that of its last bytes.)
+    Sending { before: Duration, bytes: u64 },
     /// A worker has its request.
     Served,
-    /// It is given a page or a refusal.
+    /// It is to take a part of an answer. (The time of this activity is that of the last part.)
+    Taking,
+    /// It is to take a page or a refusal of ours.
     Answered,
-    /// It was refused, and the rest of what it sends is thrown away.
+    /// It has had its last answer, and whatever it still sends is thrown away.
     Lingering,
 }
 
@@ -50,6 +57,8 @@ struct Known {
     line: VecDeque<Request>,
     /// Nothing that it still sends is answered.
     condemned: bool,
+    /// One of its descriptors, as the last census saw it.
+    fd: Option<RawFd>,
     /// Since when its socket has not been among the descriptors.
     missing_since: Option<Instant>,
 }
@@ -89,8 +98,9 @@ pub(super) enum Rest {
     Nothing,
     /// It is this one's turn.
     Next(Request),
-    /// These are to be dropped in this order.
-    Dead(VecDeque<Request>),
+    /// That was its last answer. What waits is taken with [`Connections::take_line`], when it can be
+    /// dropped.
+    Close,
 }
 
 impl Connections {
@@ -102,13 +112,12 @@ impl Connections {
             Activity::Mute | Activity::Idle if connection.condemned => Arrival::Dead(request),
             Activity::Mute | Activity::Idle => {
                 let first = matches!(connection.activity, Activity::Mute);
-                connection.set(Activity::Answered, now);
-                self.in_flight.fetch_add(1, Ordering::Relaxed);
+                self.set(connection, Activity::Waiting, now);
                 Arrival::Now { request, first }
             }
             _ => {
                 connection.line.push_back(request);
-                if connection.condemned || connection.line.len() <= LONGEST_LINE {
+                if connection.line.len() != LONGEST_LINE + 1 {
                     return Arrival::Later;
                 }
                 connection.condemned = true;
@@ -120,7 +129,7 @@ impl Connections {
     /// The request in work does something else now.
     pub(super) fn turn_to(&self, peer: SocketAddr, activity: Activity, now: Instant) {
         if let Some(connection) = self.known.lock().get_mut(&peer) {
-            connection.set(activity, now);
+            self.set(connection, activity, now);
         }
     }
 
@@ -140,18 +149,33 @@ impl Connections {
     pub(super) fn finish(&self, peer: SocketAddr, now: Instant) -> Rest {
         let mut known = self.known.lock();
         let Some(connection) = known.get_mut(&peer) else { return Rest::Nothing };
-        let rest = if connection.condemned {
-            Rest::Dead(std::mem::take(&mut connection.line))
-        } else {
-            connection.line.pop_front().map_or(Rest::Nothing, Rest::Next)
-        };
-        if let Rest::Next(_) = rest {
-            connection.set(Activity::Answered, now);
-        } else {
-            connection.set(Activity::Idle, now);
-            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if connection.condemned {
+            self.set(connection, Activity::Lingering, now);
+            return Rest::Close;
         }
-        rest
+        match connection.line.pop_front() {
+            Some(request) => {
+                self.set(connection, Activity::Waiting, now);
+                Rest::Next(request)
+            }
+            None => {
+                self.set(connection, Activity::Idle, now);
+                Rest::Nothing
+            }
+        }
+    }
+
+    /// A connection that lingered is shut: what waits, to be dropped in this order.
+    pub(super) fn take_line(&self, peer: SocketAddr, now: Instant) -> VecDeque<Request> {
+        let mut known = self.known.lock();
+        let Some(connection) = known.get_mut(&peer) else { return VecDeque::new() };
+        self.set(connection, Activity::Idle, now);
+        std::mem::take(&mut connection.line)
+    }
+
+    /// One of a connection's descriptors, to be verified by its peer.
+    pub(super) fn descriptor(&self, peer: SocketAddr) -> Option<RawFd> {
+        self.known.lock().get(&peer)?.fd
     }
 
     /// How many connections are known.
@@ -164,21 +188,22 @@ impl Connections {
         self.known.lock().get(&peer).is_some_and(|connection| !connection.is_at_rest())
     }
 
-    /// How many connections have a request in work.
+    /// How many connections have a request in work. Who lingers has none.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Takes note of the sockets that there are, forgets the connections whose socket is gone,
     /// and tells of all others.
-    pub(super) fn take_stock(&self, sockets: &[SocketAddr], now: Instant) -> Vec<Sight> {
+    pub(super) fn take_stock(&self, sockets: &[Connection], now: Instant) -> Vec<Sight> {
         let mut known = self.known.lock();
         for connection in known.values_mut() {
             connection.missing_since.get_or_insert(now);
         }
-        for peer in sockets {
-            let connection = known.entry(*peer).or_insert_with(|| Known::new(now));
+        for socket in sockets {
+            let connection = known.entry(socket.peer).or_insert_with(|| Known::new(now));
             connection.missing_since = None;
+            connection.fd = Some(socket.fd);
         }
         known.retain(|_, connection| !connection.is_gone(now));
         known
@@ -190,6 +215,24 @@ impl Connections {
             })
             .collect()
     }
+
+    fn set(&self, connection: &mut Known, activity: Activity, now: Instant) {
+        let (before, after) = (connection.activity.is_in_flight(), activity.is_in_flight());
+        if after && !before {
+            self.in_flight.fetch_add(1, Ordering::Relaxed);
+        } else if before && !after {
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+        connection.activity = activity;
+        connection.since = now;
+    }
+}
+
+impl Activity {
+    /// Whether somebody waits for an answer.
+    fn is_in_flight(self) -> bool {
+        !matches!(self, Self::Mute | Self::Idle | Self::Lingering)
+    }
 }
 
 impl Known {
@@ -199,13 +242,9 @@ impl Known {
             since: now,
             line: VecDeque::new(),
             condemned: false,
+            fd: None,
             missing_since: None,
         }
-    }
-
-    fn set(&mut self, activity: Activity, now: Instant) {
-        self.activity = activity;
-        self.since = now;
     }
 
     fn is_at_rest(&self) -> bool {

@@ -26,8 +26,7 @@ impl Front {
     pub(super) fn receive(self: &Arc<Self>, mut pending: Pending, endpoint: Endpoint) {
         match self.read_body(&mut pending) {
             Ok(body) => {
-                let job = self.admit(pending, endpoint, Some(body));
-                job.into_iter().for_each(|job| self.give(job));
+                self.admit(pending, endpoint, Some(body));
             }
             Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
             Err(ReceiveError::Broken) => self.abandon(pending),
@@ -37,25 +36,28 @@ impl Front {
     /// The client broke off in its body: there is nobody to answer.
     fn abandon(&self, pending: Pending) {
         debug!("broken client={} in=body", pending.head.peer.ip());
-        self.connections.condemn(pending.head.peer);
-        self.descriptors.shut(pending.head.peer);
+        pending.turn.condemn();
+        if let Some(connection) = pending.turn.connection() {
+            connection.shut();
+        }
         self.bury(pending.request);
     }
 
     fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
         let Pending { request, head, turn, is_read, .. } = pending;
         let begun = clock::instant();
-        let progress = |bytes| turn.turn_to(Activity::Sending { begun, bytes });
+        let progress = |bytes| turn.turn_to(Activity::Sending { before: begun.elapsed(), bytes });
         let largest = self.config.max_body_bytes;
         let outcome = bodies::receive(request, head.length, largest, &self.budget, progress);
         *is_read = outcome.is_ok();
         outcome
     }
 
-    /// Serves a request, on a worker. (Not inlined, or workers that wait would have its stack.)
+    /// Serves a request, on a worker. `queued`: it had to wait for one. (Not inlined, or workers that wait would have its stack.)
     #[inline(never)]
-    pub(super) fn serve(self: &Arc<Self>, job: Job) {
+    pub(super) fn serve(self: &Arc<Self>, job: Job, queued: bool) {
         let Job { mut pending, endpoint, body, ticket: _ticket } = job;
+        let waited = pending.waited || queued;
         let body = match body {
             Some(body) => body,
             None if endpoint.is_upload() => Received::default(),
@@ -80,6 +82,7 @@ impl Front {
             body: bytes,
             endpoint,
             arrived: pending.arrived,
+            waited,
         };
         let is_upload = request.endpoint.is_upload();
         let mut answer = self.answer_to(pending);
@@ -91,8 +94,7 @@ impl Front {
 
     fn answer_to(&self, pending: Pending) -> Answer {
         let Pending { request, head, turn, .. } = pending;
-        let descriptors = Arc::clone(&self.descriptors);
-        Answer::new(request, &head, descriptors, turn)
+        Answer::new(request, &head, turn)
     }
 
     /// Does what a person asks of the pool.
@@ -175,21 +177,28 @@ impl Front {
         let Pending { request, head: asked, turn, .. } = pending;
         turn.turn_to(Activity::Lingering);
         // What the client sends from here on would be taken for another request.
-        self.connections.condemn(asked.peer);
+        turn.condemn();
         let answer = answer::whole(head, body, asked.method == "HEAD");
         let front = Arc::clone(self);
-        let dispose = move |numbers: Numbers| {
+        let numbers = match refusals::is_droppable(&request) {
+            true => Numbers::new(),
+            false => self.descriptors.numbered(asked.peer),
+        };
+        let connection = turn.connection();
+        let dispose = move || {
             let undertakers = Arc::clone(&front.undertakers);
             undertakers.give(move || {
                 if refusals::dispose(request) == Disposal::Forgotten {
                     debug!("forgotten client={}", asked.peer.ip());
+                    front.lost.add();
                     let descriptors = Arc::clone(&front.descriptors);
-                    front.lingerer.bury(move || descriptors.close(&numbers));
+                    front.lingerer.bury(move || {
+                        descriptors.close(&numbers);
+                    });
                 }
                 drop(turn);
             });
         };
-        let descriptors = &self.descriptors;
-        refusals::answer_past_library(descriptors, &self.lingerer, asked.peer, &answer, dispose);
+        refusals::answer_past_library(connection, &self.lingerer, &answer, dispose);
     }
 }

@@ -24,7 +24,8 @@ use parking_lot::Mutex;
 /// Where the kernel lists the descriptors of this process.
 const DIRECTORY: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
 
-/// The first number that is not standard input, output or error.
+/// The first number that is not standard input, output or error, and the one under which systemd
+/// hands over a socket (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
 
 /// Without a directory the numbers themselves are tried; after this many in a row that are not
@@ -128,9 +129,11 @@ impl Descriptors {
         found
     }
 
-    /// The connection of this client, for more than one look.
-    pub(super) fn keep(&self, peer: SocketAddr) -> Option<Kept> {
-        self.find(peer)?.keep()
+    /// The connection of this client, for more than one look. `fd`: the number under which it was
+    /// seen last.
+    pub(super) fn keep(&self, peer: SocketAddr, fd: Option<RawFd>) -> Option<Kept> {
+        let seen = fd.and_then(|fd| Connection { fd, peer }.keep());
+        seen.or_else(|| self.find(peer)?.keep())
     }
 
     /// Every number of this client's connection, with what it stands for.
@@ -160,36 +163,11 @@ impl Descriptors {
         numbers
     }
 
-    /// Ends a client's connection in both directions. What was written before still arrives.
-    pub(super) fn shut(&self, peer: SocketAddr) {
-        if let Some(connection) = self.keep(peer) {
-            connection.shut();
-        }
-    }
-
-    /// Ends a client's connection with a reset.
-    pub(super) fn abort(&self, peer: SocketAddr) {
-        if let Some(connection) = self.keep(peer) {
-            connection.abort();
-        }
-    }
-
-    /// Ends a client's connection, and takes away what it has sent before the library reads it.
-    pub(super) fn silence(&self, peer: SocketAddr) {
-        if let Some(connection) = self.keep(peer) {
-            connection.discard();
-            connection.shut();
-        }
-    }
-
-    /// Whether the client has closed or reset its connection. `library_reads`: the library has
-    /// not shut its reading side itself, so that an end of input means something.
-    pub(super) fn has_left(&self, peer: SocketAddr, library_reads: bool) -> bool {
-        match self.find(peer) {
-            None => true,
-            Some(connection) if library_reads => connection.input() == Input::Ended,
-            Some(_) => is_closed_by_peer(peer, self.port),
-        }
+    /// Whether the client has closed or reset its connection. `fd`: the number under which it was
+    /// seen last.
+    pub(super) fn has_left(&self, peer: SocketAddr, fd: Option<RawFd>) -> bool {
+        let seen = fd.map(|fd| Connection { fd, peer }).filter(|seen| seen.is_still_there());
+        seen.or_else(|| self.find(peer)).is_none_or(Connection::is_closed_by_peer)
     }
 
     /// What a number stands for, as long as it stands for it.
@@ -198,14 +176,16 @@ impl Descriptors {
         Some(link.to_str()?.to_owned())
     }
 
-    /// Closes these numbers, if they still stand for what they stood for. Only for descriptors
-    /// whose owner will never run again.
-    pub(super) fn close(&self, numbers: &[(RawFd, Option<String>)]) {
+    /// Closes these numbers, if they still stand for what they stood for; whether any did. Only for
+    /// descriptors whose owner will never run again.
+    pub(super) fn close(&self, numbers: &[(RawFd, Option<String>)]) -> bool {
+        let mut any = false;
         for (fd, identity) in numbers {
             if identity.is_some() && self.identity(*fd) == *identity {
-                let _ = nix::unistd::close(*fd);
+                any |= nix::unistd::close(*fd).is_ok();
             }
         }
+        any
     }
 
     /// Calls `f` with every open descriptor.
@@ -271,6 +251,30 @@ impl Connection {
         }
     }
 
+    /// Whether the client has closed or reset it. Not told from the input: the library ends that
+    /// itself after a last request, and before the end there may be another request.
+    #[cfg(target_os = "linux")]
+    #[expect(unsafe_code, reason = "nix does not know this option")]
+    fn is_closed_by_peer(self) -> bool {
+        /// `TCP_ESTABLISHED` of the kernel's tcp_states.h: neither side has ended it.
+        const ESTABLISHED: u8 = 1;
+        // SAFETY: zero is a valid value of every field, and the kernel writes no more than `length`.
+        let (outcome, info) = unsafe {
+            let mut info: libc::tcp_info = std::mem::zeroed();
+            let mut length = std::mem::size_of_val(&info) as libc::socklen_t;
+            let place = std::ptr::from_mut(&mut info).cast();
+            let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+            (libc::getsockopt(self.fd, level, option, place, &raw mut length), info)
+        };
+        outcome != 0 || info.tcpi_state != ESTABLISHED
+    }
+
+    /// The same where the kernel does not tell: only once all input has been read.
+    #[cfg(not(target_os = "linux"))]
+    fn is_closed_by_peer(self) -> bool {
+        self.input() == Input::Ended
+    }
+
     /// Whether the number still is this client's connection.
     pub(super) fn is_still_there(self) -> bool {
         let peer = socket::getpeername::<SockaddrStorage>(self.fd).ok().and_then(address);
@@ -292,7 +296,7 @@ impl Connection {
     /// farewell would make half an answer look whole. (No `SO_LINGER` of zero: the library says
     /// farewell itself before it closes.)
     #[expect(unsafe_code, reason = "nix has no address of no family")]
-    fn abort(self) {
+    pub(super) fn abort(self) {
         // Lets go of the library's reader: some kernels disconnect no socket that is waited on.
         let _ = socket::shutdown(self.fd, Shutdown::Read);
         // SAFETY: zero is a valid value of every field, and the pointer is good for the length.
@@ -338,6 +342,21 @@ pub(super) fn adopt(fd: RawFd) -> io::Result<TcpListener> {
     Ok(unsafe { TcpListener::from_raw_fd(fd) })
 }
 
+/// Puts a listening socket where [`adopt`] finds it in the program that this process executes next.
+/// Whatever has that number is closed, so nothing else may be done after this.
+#[expect(unsafe_code, reason = "nix replaces only descriptors that it owns")]
+pub(super) fn hand_over(listener: &TcpListener) -> io::Result<()> {
+    // SAFETY: both calls take numbers; the first keeps no flag of the old number, unless the two are
+    // the same, hence the second.
+    let outcome = unsafe {
+        match libc::dup2(listener.as_raw_fd(), FIRST) {
+            -1 => -1,
+            fd => libc::fcntl(fd, libc::F_SETFD, 0),
+        }
+    };
+    if outcome == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// Raises the limit on descriptors to what the system allows, and tells it.
 fn raise_limit() -> usize {
     let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
@@ -352,22 +371,6 @@ fn raise_limit() -> usize {
         }
     };
     usize::try_from(limit).unwrap_or(usize::MAX)
-}
-
-/// Asks the kernel's table of connections, in which a connection that the client has closed is
-/// no longer `ESTABLISHED`. Where there is no such table the answer is no.
-fn is_closed_by_peer(peer: SocketAddr, port: u16) -> bool {
-    const ESTABLISHED: &str = "01";
-    let table = if peer.is_ipv4() { "/proc/self/net/tcp" } else { "/proc/self/net/tcp6" };
-    let Ok(table) = std::fs::read_to_string(table) else { return false };
-    // sl  local_address rem_address   st …; addresses end in a hexadecimal port.
-    let (near, far) = (format!(":{port:04X}"), format!(":{:04X}", peer.port()));
-    let mut states = table.lines().filter_map(|line| {
-        let mut fields = line.split_ascii_whitespace().skip(1);
-        let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
-        (local.ends_with(&near) && remote.ends_with(&far)).then_some(state)
-    });
-    states.all(|state| state != ESTABLISHED)
 }
 
 #[cfg(test)]

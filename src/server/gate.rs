@@ -21,13 +21,12 @@ use super::Once;
 use super::fd::Descriptors;
 use super::intake::Front;
 use super::listener::Listening;
-use super::workers::Job;
 use crate::panics::{self, Alarm};
 
 /// How long a self-connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often who waits for a request looks whether it still waits at the right server.
+/// How often an intake looks whether its server is still needed.
 const POLL: Duration = Duration::from_millis(500);
 
 /// How often it is looked whether a self-connection has been accepted, and how many times: looks
@@ -40,8 +39,6 @@ const KNOCK_LOOKS: u32 = 400;
 pub(super) struct Gate {
     listening: Listening,
     alarm: Alarm,
-    /// Held only to look: who waits for a request has no time for the reaper's work.
-    current: Mutex<Option<Arc<Generation>>>,
     state: Mutex<State>,
     /// Somebody has reason to believe that nothing is accepted any more.
     suspected: AtomicBool,
@@ -49,6 +46,7 @@ pub(super) struct Gate {
 
 #[derive(Debug, Default)]
 struct State {
+    current: Option<Arc<Generation>>,
     old: Vec<Arc<Generation>>,
     /// A handle of the listener for the day on which there is no descriptor to make one.
     spare: Option<TcpListener>,
@@ -60,8 +58,6 @@ struct State {
 /// One server of the library, with one intake.
 struct Generation {
     server: Server,
-    /// Held from one request's arrival until it has its place in its connection's order.
-    turnstile: Mutex<()>,
     /// The library has said that it accepts nothing any more.
     is_dead: Once,
     is_old: Once,
@@ -72,13 +68,7 @@ struct Generation {
 
 impl Gate {
     pub(super) fn new(listening: Listening, alarm: Alarm) -> Self {
-        Self {
-            listening,
-            alarm,
-            current: Mutex::default(),
-            state: Mutex::default(),
-            suspected: AtomicBool::default(),
-        }
+        Self { listening, alarm, state: Mutex::default(), suspected: AtomicBool::default() }
     }
 
     /// Where clients connect.
@@ -90,29 +80,21 @@ impl Gate {
     pub(super) fn open(&self, front: &Arc<Front>) -> io::Result<()> {
         let listener = self.listening.share()?;
         let generation = self.start(front, listener)?;
-        *self.current.lock() = Some(generation);
         let mut state = self.state.lock();
+        state.current = Some(generation);
         state.spare = self.listening.share().ok();
         Ok(())
     }
 
-    /// Closes every handle of the listener.
-    pub(super) fn close(&self) {
+    /// Closes every handle of the listener; with `keeps` but one.
+    pub(super) fn close(&self, keeps: bool) {
         self.state.lock().spare = None;
-        self.listening.close();
+        self.listening.close(keeps);
     }
 
-    /// Waits for a request; gives what the caller is to serve, if it is that.
-    pub(super) fn wait(&self, front: &Arc<Front>) -> Option<Job> {
-        let current = self.current.lock().clone();
-        current?.take(front)
-    }
-
-    /// Ends a wait.
-    pub(super) fn wake(&self) {
-        if let Some(current) = &*self.current.lock() {
-            current.server.unblock();
-        }
+    /// Hands the closed listener over to the program that this process executes next.
+    pub(super) fn hand_over(&self) -> io::Result<()> {
+        self.listening.hand_over()
     }
 
     /// Makes the next look ask whether connections are still accepted.
@@ -129,7 +111,7 @@ impl Gate {
         if front.is_draining() {
             return;
         }
-        let Some(current) = self.current.lock().clone() else { return };
+        let Some(current) = state.current.clone() else { return };
         if panics::accept_panicked() {
             current.is_dead.set();
         }
@@ -166,11 +148,11 @@ impl Gate {
                     "accept replaced={} reason=\"the library stopped accepting\"",
                     state.count
                 );
-                let last = self.current.lock().replace(generation);
+                let last = state.current.replace(generation);
                 if let Some(last) = last {
                     let earlier =
                         |peer: &_| state.old.iter().any(|old| old.peers.lock().contains(peer));
-                    last.retire(front, peers.filter(|peer| !earlier(peer)));
+                    last.retire(peers.filter(|peer| !earlier(peer)));
                     state.old.push(last);
                 }
             }
@@ -199,7 +181,6 @@ impl Gate {
             .map_err(io::Error::other)?;
         let generation = Arc::new(Generation {
             server,
-            turnstile: Mutex::default(),
             is_dead: Once::default(),
             is_old: Once::default(),
             peers: Mutex::default(),
@@ -242,38 +223,26 @@ impl Gate {
 }
 
 impl Generation {
-    /// The intake's life: it stands in for the workers, and when this server is old it serves
-    /// the connections that are left. It waits for the library and for nothing else.
+    /// The intake's life: until this server is old and its last connection gone. It waits for
+    /// tiny_http and for nothing else.
     fn run(&self, front: &Arc<Front>) {
-        front.roster.stand_in(|| self.is_old.is_set(), || self.take(front));
         while !self.is_empty.is_set() {
-            self.take(front).into_iter().for_each(|job| front.give(job));
-        }
-    }
-
-    /// Waits for a request, and sees to it that it is served: what is given is for the caller.
-    fn take(&self, front: &Arc<Front>) -> Option<Job> {
-        // On the day on which this server gets old, a worker may still wait here.
-        let _first = self.turnstile.lock();
-        match self.server.recv_timeout(POLL) {
-            Ok(Some(request)) => return front.take(request),
-            // Woken, or nobody asks: there may be another server by now.
-            Ok(None) => {}
-            Err(_) if front.is_draining() || self.is_old.is_set() => {}
-            Err(error) => {
-                info!("accept error=\"{error}\"");
-                // It never comes back from one.
-                self.is_dead.set();
+            match self.server.recv_timeout(POLL) {
+                Ok(Some(request)) => front.take(request),
+                Ok(None) => {}
+                Err(_) if front.is_draining() || self.is_old.is_set() => {}
+                Err(error) => {
+                    info!("accept error=\"{error}\"");
+                    // It never comes back from one.
+                    self.is_dead.set();
+                }
             }
         }
-        None
     }
 
-    fn retire(&self, front: &Front, peers: impl Iterator<Item = SocketAddr>) {
+    fn retire(&self, peers: impl Iterator<Item = SocketAddr>) {
         self.peers.lock().extend(peers);
         self.is_old.set();
-        self.server.unblock();
-        front.roster.muster();
     }
 
     /// Forgets connections that are gone; whether none is left.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use http::uri::PathAndQuery;
+use http::uri::{Authority, PathAndQuery};
 use tiny_http::Request;
 
 use crate::error::ProxyError;
@@ -61,7 +61,8 @@ impl Head {
         let version = (request.http_version().0, request.http_version().1);
         let connection = header(request, "connection").unwrap_or_default().to_ascii_lowercase();
         let upgrades = connection.contains("upgrade");
-        let closes = connection.contains("close") || upgrades;
+        let keeps = version != (1, 0) || connection.contains("keep-alive");
+        let closes = connection.contains("close") || upgrades || !keeps;
         Self {
             method: request.method().as_str().to_owned(),
             path: path.to_owned(),
@@ -98,6 +99,22 @@ impl Head {
                 "the request needs exactly one plain Content-Length, or `Transfer-Encoding: chunked`",
             )),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses a request that does not say once and plainly which host it is for; only before HTTP/1.1
+    /// it may say nothing (RFC 9112, section 3.2).
+    pub(super) fn check_host(&self, request: &Request) -> Result<(), ProxyError> {
+        let mut hosts = values(request, "host");
+        let is_plain = match (hosts.next(), hosts.next()) {
+            (None, _) => self.version < (1, 1),
+            (Some(host), None) => is_host(host),
+            (Some(_), Some(_)) => false,
+        };
+        if is_plain {
+            Ok(())
+        } else {
+            Err(ProxyError::Malformed("the request needs one plain Host"))
         }
     }
 
@@ -169,13 +186,20 @@ fn names_html(accept: &str) -> bool {
     })
 }
 
+/// The values of every header of this name.
+fn values<'a>(request: &'a Request, name: &'static str) -> impl Iterator<Item = &'a str> {
+    let named = header_pairs(request).filter(move |(field, _)| field.eq_ignore_ascii_case(name));
+    named.map(|(_, value)| value)
+}
+
+/// Whether this may stand in `Host`: a host and a port at most, or nothing.
+fn is_host(text: &str) -> bool {
+    let text = text.trim();
+    text.is_empty() || !text.contains('@') && text.parse::<Authority>().is_ok()
+}
+
 fn body_length(request: &Request) -> BodyLength {
-    let values = |name: &'static str| {
-        header_pairs(request)
-            .filter(move |(field, _)| field.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value)
-    };
-    framing(values("content-length"), values("transfer-encoding"))
+    framing(values(request, "content-length"), values(request, "transfer-encoding"))
 }
 
 /// Exactly one of: no length, one plain decimal length, `chunked` alone.
@@ -209,6 +233,17 @@ mod tests {
         assert_eq!(framed(&["0"], &[]), BodyLength::Exact(0));
         assert_eq!(framed(&["18446744073709551615"], &[]), BodyLength::Exact(u64::MAX));
         assert_eq!(framed(&[], &["Chunked"]), BodyLength::Chunked);
+    }
+
+    #[test]
+    fn a_host_is_a_name_or_an_address_and_perhaps_a_port() {
+        for host in ["", "self", "127.0.0.1:3300", "[::1]:3300", " proxy.example:80 ", "[fe80::1]"]
+        {
+            assert!(is_host(host), "{host}");
+        }
+        for host in ["a b", "a/b", "me@host", "http://a", "a?b", "a#b", "a:b:c"] {
+            assert!(!is_host(host), "{host}");
+        }
     }
 
     #[test]

@@ -14,12 +14,13 @@ use super::Once;
 use super::bodies::{Budget, Received};
 use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
-use super::fd::Descriptors;
+use super::fd::{Descriptors, Kept};
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
+use super::lost::LostThreads;
 use super::poker::Poker;
+use super::queue::Queue;
 use super::refusals::{self, Lingerer};
-use super::roster::Roster;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
@@ -29,6 +30,7 @@ use crate::metrics::Load;
 use crate::panics::{Alarm, fault_point};
 use crate::policy::route::{self, Endpoint, Local, Route, Steer};
 use crate::proxy::Proxy;
+use crate::upstream::ClientWatch;
 
 /// Threads that write our own pages.
 const RESPONDERS: usize = 16;
@@ -49,7 +51,8 @@ pub(super) struct Front {
     /// Drops what may not be dropped anywhere else, in order.
     pub(super) undertakers: Arc<Crew>,
     pub(super) lingerer: Lingerer,
-    pub(super) roster: Roster<Job>,
+    pub(super) lost: LostThreads,
+    pub(super) queue: Queue<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
     pub(super) poker: Poker,
@@ -63,6 +66,8 @@ pub(super) struct Pending {
     pub(super) request: Request,
     pub(super) head: Head,
     pub(super) arrived: Instant,
+    /// Whether it had to wait for its turn.
+    pub(super) waited: bool,
     pub(super) turn: Turn,
     /// Whether its body has been read.
     pub(super) is_read: bool,
@@ -91,17 +96,34 @@ impl Turn {
     pub(super) fn turn_to(&self, activity: Activity) {
         self.front.connections.turn_to(self.peer, activity, clock::instant());
     }
+
+    /// This is the connection's last turn: nothing that it still sends is answered.
+    pub(super) fn condemn(&self) {
+        self.front.connections.condemn(self.peer);
+    }
+
+    /// The connection, unless it is gone.
+    pub(super) fn connection(&self) -> Option<Kept> {
+        self.front.connection(self.peer)
+    }
+
+    pub(super) fn client_has_left(&self) -> bool {
+        self.front.client_has_left(self.peer)
+    }
+
+    /// Something that can be asked at any time whether the client has left.
+    pub(super) fn watch(&self) -> ClientWatch {
+        let (front, peer) = (Arc::clone(&self.front), self.peer);
+        Box::new(move || front.client_has_left(peer))
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         match self.front.connections.finish(self.peer, clock::instant()) {
             Rest::Nothing => {}
-            Rest::Next(request) => {
-                let job = self.front.dispatch(self.peer, request);
-                job.into_iter().for_each(|job| self.front.give(job));
-            }
-            Rest::Dead(line) => line.into_iter().for_each(|request| self.front.bury(request)),
+            Rest::Next(request) => self.front.dispatch(self.peer, request, true),
+            Rest::Close => self.front.close(self.peer),
         }
     }
 }
@@ -117,7 +139,7 @@ impl Front {
     ) -> io::Result<Self> {
         let poker = Poker::start(alarm, gate.reachable())?;
         let front = Self {
-            roster: Roster::new(config.workers),
+            queue: Queue::new(),
             admission: Admission::new(config.workers + config.queue_size),
             budget: Budget::new(config.max_body_bytes),
             descriptors: Arc::new(Descriptors::open(gate.address().port())),
@@ -130,6 +152,7 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
+            lost: LostThreads::new(alarm),
             poker,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
@@ -173,12 +196,20 @@ impl Front {
         self.draining.is_set()
     }
 
-    /// A request from the library. Waits for nothing; what is given is for a worker.
-    pub(super) fn take(self: &Arc<Self>, request: Request) -> Option<Job> {
+    /// A client's connection, unless it is gone.
+    pub(super) fn connection(&self, peer: SocketAddr) -> Option<Kept> {
+        self.descriptors.keep(peer, self.connections.descriptor(peer))
+    }
+
+    fn client_has_left(&self, peer: SocketAddr) -> bool {
+        self.descriptors.has_left(peer, self.connections.descriptor(peer))
+    }
+
+    /// A request from the library. Waits for nothing.
+    pub(super) fn take(self: &Arc<Self>, request: Request) {
         let Some(peer) = request.remote_addr().copied() else {
             // The connection was reset before its first byte: nobody can be answered.
-            self.bury(request);
-            return None;
+            return self.bury(request);
         };
         let arrival = match self.connections.arrive(peer, request, clock::instant()) {
             // The condemned one was shut, so this is another connection from the same port.
@@ -193,21 +224,38 @@ impl Front {
                 if first {
                     self.poker.poke(1);
                 }
-                return self.dispatch(peer, request);
+                self.dispatch(peer, request, false);
             }
             Arrival::Later => {}
             Arrival::Dead(request) => self.bury(request),
             Arrival::Condemned => {
                 debug!("condemned client={} in=pipeline", peer.ip());
-                self.descriptors.silence(peer);
+                if let Some(connection) = self.connection(peer) {
+                    // Before the library reads it.
+                    connection.discard();
+                    connection.shut();
+                }
             }
         }
-        None
     }
 
-    /// Hands a job to a worker.
-    pub(super) fn give(&self, job: Job) {
-        self.roster.give(job, || self.gate.wake());
+    /// Ends a connection that has had its last answer: our side at once, the whole of it when the
+    /// client has read that answer or has had the time to. Until then what it sends is thrown
+    /// away, because it would make the system reset the connection under the answer; and only then
+    /// are its further requests dropped, because a drop reads their bodies.
+    fn close(self: &Arc<Self>, peer: SocketAddr) {
+        let front = Arc::clone(self);
+        let drop_line = move || {
+            let line = front.connections.take_line(peer, clock::instant());
+            line.into_iter().for_each(|request| front.bury(request));
+        };
+        match self.connection(peer) {
+            None => drop_line(),
+            Some(connection) => {
+                connection.end_output();
+                self.lingerer.linger(connection, drop_line);
+            }
+        }
     }
 
     /// Drops a request of a connection that is shut. In one thread and in order, because a drop
@@ -218,18 +266,18 @@ impl Front {
         });
     }
 
-    /// Hands a request whose turn it is to whoever may wait for its client. What a worker may serve
-    /// at once is given back.
-    fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request) -> Option<Job> {
+    /// Hands a request whose turn it is to whoever may wait for its client. `waited`: it came while
+    /// another one of its connection was in work.
+    fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request, waited: bool) {
         let arrived = clock::instant();
         let turn = Turn { front: Arc::clone(self), peer };
         let head = Head::of(&request, peer);
         fault_point("intake", head.query.as_deref());
-        let pending = Pending { request, head, arrived, turn, is_read: false };
+        let pending = Pending { request, head, arrived, waited, turn, is_read: false };
         let front = Arc::clone(self);
         match self.judge(&pending) {
             Ok(Errand::Serve(endpoint)) if endpoint.is_upload() || pending.body_is_here() => {
-                return self.admit(pending, endpoint, None);
+                self.admit(pending, endpoint, None);
             }
             Ok(Errand::Serve(endpoint)) => {
                 self.receivers.give(move || front.receive(pending, endpoint));
@@ -239,13 +287,13 @@ impl Front {
             Ok(Errand::Preflight) => self.responders.give(move || front.preflight(pending)),
             Err(error) => self.give_refusal(pending, error),
         }
-        None
     }
 
     /// Head → auth → route.
     fn judge(&self, pending: &Pending) -> Result<Errand, ProxyError> {
         let Pending { request, head, .. } = pending;
         head.check_framing()?;
+        head.check_host(request)?;
         let authorized = || match head::is_authorized(request, &self.config.proxy_key) {
             true => Ok(()),
             false => Err(ProxyError::Unauthorized),
@@ -292,13 +340,14 @@ impl Front {
         pending: Pending,
         endpoint: Endpoint,
         body: Option<Received>,
-    ) -> Option<Job> {
-        let Some(ticket) = self.admission.enter() else {
-            self.give_refusal(pending, ProxyError::Overloaded);
-            return None;
-        };
-        pending.turn.turn_to(Activity::Served);
-        Some(Job { pending, endpoint, body, ticket })
+    ) {
+        match self.admission.enter() {
+            None => self.give_refusal(pending, ProxyError::Overloaded),
+            Some(ticket) => {
+                pending.turn.turn_to(Activity::Served);
+                self.queue.push(Job { pending, endpoint, body, ticket });
+            }
+        }
     }
 
     /// Hands a refusal to whoever may write to its client.

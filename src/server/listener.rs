@@ -26,6 +26,8 @@ pub(crate) struct Listening {
     address: SocketAddr,
     /// It belongs to systemd as well, and lives on when this process ends.
     inherited: bool,
+    /// It is kept for the program that this process executes next.
+    kept: Mutex<Option<TcpListener>>,
 }
 
 /// Takes the socket that systemd has handed over, or else binds the address of `HOST` and `PORT`.
@@ -72,7 +74,8 @@ impl Listening {
         listener.set_nonblocking(false)?;
         prepare(&listener, send_limit)?;
         let address = listener.local_addr()?;
-        Ok(Self { listener: Mutex::new(Some(listener)), address, inherited })
+        let listener = Mutex::new(Some(listener));
+        Ok(Self { listener, address, inherited, kept: Mutex::default() })
     }
 
     /// Where clients connect.
@@ -92,15 +95,24 @@ impl Listening {
     /// Closes every handle: shutting a listening socket down makes the library's `accept` return,
     /// and its accept thread lets go of its own handle.
     ///
-    /// A socket of systemd's must go on listening for the next process. It is made non-blocking
-    /// instead, so that the library's next `accept` fails once nobody waits any more; the caller
-    /// pokes it, because one `accept` is under way.
-    pub(super) fn close(&self) {
+    /// A socket of systemd's must go on listening for the next process, and so must one that is to be
+    /// handed over (`keeps`). It is made non-blocking instead, so that the library's next `accept`
+    /// fails once nobody waits any more; the caller pokes it, because one `accept` is under way.
+    pub(super) fn close(&self, keeps: bool) {
         let Some(listener) = self.listener.lock().take() else { return };
-        if self.inherited {
+        if self.inherited || keeps {
             let _ = listener.set_nonblocking(true);
+            *self.kept.lock() = Some(listener);
         } else {
             let _ = socket::shutdown(listener.as_raw_fd(), socket::Shutdown::Both);
+        }
+    }
+
+    /// Hands the closed socket over to the program that this process executes next.
+    pub(super) fn hand_over(&self) -> io::Result<()> {
+        match &*self.kept.lock() {
+            Some(listener) => fd::hand_over(listener),
+            None => Err(io::Error::new(io::ErrorKind::NotConnected, "the listener was not kept")),
         }
     }
 }

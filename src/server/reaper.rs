@@ -89,9 +89,6 @@ impl Reaper {
         let never = crossbeam_channel::never::<()>();
         loop {
             let started = clock::instant();
-            if self.front.roster.look() {
-                debug!("gate relieved=true: the worker that leads has not come back");
-            }
             let peers = self.look(started);
             let took = started.elapsed();
             // Waits, when it has to knock: that is no work to rest from.
@@ -106,12 +103,12 @@ impl Reaper {
     fn look(&mut self, now: Instant) -> Vec<SocketAddr> {
         let census = self.front.descriptors.census();
         let peers: Vec<SocketAddr> = census.connections.iter().map(|seen| seen.peer).collect();
-        let mut sights = self.front.connections.take_stock(&peers, now);
+        let mut sights = self.front.connections.take_stock(&census.connections, now);
         sights.sort_by_key(|sight| sight.peer);
         let limit = self.front.client_timeout();
         let judged = if self.has_respite(now) { &[][..] } else { &sights };
         for sight in judged {
-            if let Some(reason) = past_limit(sight, limit, now) {
+            if let Some(reason) = past_limit(sight, limit) {
                 if reason == Reason::NoHead {
                     self.bury(&census, sight.peer);
                 }
@@ -149,8 +146,8 @@ impl Reaper {
         let numbers = front.descriptors.numbered_in(census, peer);
         self.front.lingerer.bury(move || {
             // Its head may have come to an end in the last moment.
-            if !front.connections.is_in_work(peer) {
-                front.descriptors.close(&numbers);
+            if !front.connections.is_in_work(peer) && front.descriptors.close(&numbers) {
+                front.lost.add();
             }
         });
     }
@@ -205,40 +202,59 @@ impl Reaper {
 }
 
 /// Whether a connection is past a limit. `stall`: how long a client may stall.
-fn past_limit(sight: &Sight, stall: Duration, now: Instant) -> Option<Reason> {
+fn past_limit(sight: &Sight, stall: Duration) -> Option<Reason> {
     let over = |limit: Duration, reason| (sight.age > limit).then_some(reason);
     match sight.activity {
         Activity::Mute => over(stall, Reason::NoHead),
         Activity::Idle => over(stall + IDLE_BONUS, Reason::Idle),
-        Activity::Sending { begun, bytes } => {
-            let taken = now.saturating_duration_since(begun);
+        Activity::Sending { before, bytes } => {
+            let taken = before + sight.age;
             let is_slow = taken > stall && bytes < taken.as_secs() * SLOWEST_BODY;
             over(stall, Reason::StalledBody).or(is_slow.then_some(Reason::SlowBody))
         }
+        Activity::Taking => over(stall, Reason::UnreadAnswer),
         Activity::Answered => over(ANSWER_LIMIT, Reason::UnreadAnswer),
-        // A worker has limits of its own, and so has lingering.
-        Activity::Served | Activity::Lingering => None,
+        // It is not the client for whom these wait, and lingering has limits of its own.
+        Activity::Waiting | Activity::Served | Activity::Lingering => None,
     }
 }
 
-/// Connections in the order in which they may go: those that never asked, then the idle ones,
-/// the longest first. Nothing that is in work is among them.
+/// Connections in the order in which they may go: those that have had their last answer, those that
+/// never asked, then the idle ones, the longest first. Nothing that is in work is among them.
 fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
     let mut free: Vec<&Sight> = sights
         .iter()
-        .filter(|sight| matches!(sight.activity, Activity::Mute | Activity::Idle))
+        .filter(|sight| how_much_missed(sight.activity).is_some())
         // Whoever has only just come may be about to ask.
         .filter(|sight| sight.age >= TICK)
         .collect();
-    free.sort_by_key(|sight| (sight.activity == Activity::Idle, std::cmp::Reverse(sight.age)));
+    free.sort_by_key(|sight| (how_much_missed(sight.activity), std::cmp::Reverse(sight.age)));
     free.into_iter().map(|sight| sight.peer).collect()
+}
+
+/// `None`: it is in work, and may not go.
+fn how_much_missed(activity: Activity) -> Option<u8> {
+    match activity {
+        Activity::Lingering => Some(0),
+        Activity::Mute => Some(1),
+        Activity::Idle => Some(2),
+        Activity::Waiting
+        | Activity::Sending { .. }
+        | Activity::Served
+        | Activity::Taking
+        | Activity::Answered => None,
+    }
 }
 
 fn end(census: &Census, peer: SocketAddr, reason: Reason) {
     // Under a number of our own: between a look and the end another client may have got it.
     if let Some(connection) = find(census, peer).and_then(Connection::keep) {
         debug!("ended client={} reason={reason}", peer.ip());
-        connection.shut();
+        match reason {
+            // A farewell might make half an answer look whole; and whoever writes gets free.
+            Reason::UnreadAnswer => connection.abort(),
+            _ => connection.shut(),
+        }
     }
 }
 
@@ -280,7 +296,7 @@ mod tests {
     }
 
     fn judged(activity: Activity, age: u64) -> Option<Reason> {
-        past_limit(&sight(1, activity, age), STALL, clock::instant())
+        past_limit(&sight(1, activity, age), STALL)
     }
 
     #[test]
@@ -293,10 +309,9 @@ mod tests {
 
     #[test]
     fn a_body_may_be_slow_but_neither_stall_nor_dribble() {
-        let now = clock::instant();
         let body = |taken: u64, bytes, silent| {
-            let begun = now.checked_sub(Duration::from_secs(taken)).unwrap();
-            past_limit(&sight(1, Activity::Sending { begun, bytes }, silent), STALL, now)
+            let before = Duration::from_secs(taken - silent);
+            judged(Activity::Sending { before, bytes }, silent)
         };
         assert_eq!(body(59, 0, 59), None);
         assert_eq!(body(61, 0, 61), Some(Reason::StalledBody));
@@ -309,19 +324,27 @@ mod tests {
     fn what_is_in_work_has_limits_elsewhere() {
         assert_eq!(judged(Activity::Served, 100_000), None);
         assert_eq!(judged(Activity::Lingering, 100_000), None);
+        assert_eq!(judged(Activity::Waiting, 100_000), None);
+    }
+
+    #[test]
+    fn an_answer_is_to_be_taken() {
+        assert_eq!(judged(Activity::Taking, 60), None);
+        assert_eq!(judged(Activity::Taking, 61), Some(Reason::UnreadAnswer));
         assert_eq!(judged(Activity::Answered, 6), Some(Reason::UnreadAnswer));
     }
 
     #[test]
-    fn those_that_never_asked_go_first_then_the_longest_idle() {
+    fn who_had_its_last_answer_goes_first_then_who_never_asked_then_the_longest_idle() {
         let sights = [
             sight(1, Activity::Idle, 5),
             sight(2, Activity::Served, 900),
             sight(3, Activity::Mute, 1),
             sight(4, Activity::Idle, 50),
             sight(5, Activity::Mute, 30),
+            sight(6, Activity::Lingering, 2),
         ];
         let ports: Vec<u16> = least_missed(&sights).iter().map(SocketAddr::port).collect();
-        assert_eq!(ports, [5, 3, 4, 1]);
+        assert_eq!(ports, [6, 5, 3, 4, 1]);
     }
 }

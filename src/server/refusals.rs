@@ -8,7 +8,6 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use tiny_http::Request;
 
-use super::fd::{Descriptors, Discarded, Kept};
+use super::fd::{Discarded, Kept};
 use crate::clock;
 use crate::panics::Alarm;
 
@@ -55,7 +54,7 @@ impl Lingerer {
 
     /// Throws away what the client still sends, so that it can read what it was sent; then ends
     /// the connection and calls `then`, which must not wait.
-    fn linger(&self, connection: Kept, then: impl FnOnce() + Send + 'static) {
+    pub(super) fn linger(&self, connection: Kept, then: impl FnOnce() + Send + 'static) {
         let now = clock::instant();
         let until = now + LONGEST_LINGER;
         let _ = self.0.send(Wait::Input { connection, last: now, until, then: Box::new(then) });
@@ -139,32 +138,33 @@ pub(super) type Numbers = Vec<(RawFd, Option<String>)>;
 /// Sends `answer` past the library, and ends our side of the connection. Does not wait: `dispose`
 /// is called when the client has read it, or has had the time to.
 pub(super) fn answer_past_library(
-    descriptors: &Descriptors,
+    connection: Option<Kept>,
     lingerer: &Lingerer,
-    peer: SocketAddr,
     answer: &[u8],
-    dispose: impl FnOnce(Numbers) + Send + 'static,
+    dispose: impl FnOnce() + Send + 'static,
 ) {
-    let numbers = descriptors.numbered(peer);
-    match descriptors.keep(peer) {
-        None => dispose(numbers),
+    match connection {
+        None => dispose(),
         Some(connection) => {
             connection.send(answer);
             connection.end_output();
-            lingerer.linger(connection, move || dispose(numbers));
+            lingerer.linger(connection, dispose);
         }
     }
 }
 
-/// Gets rid of a request whose connection is shut.
-///
-/// Dropping it makes the library allocate what is left of the body. That is address space only,
-/// and the read ends at once; but an allocation that the system refuses ends the process, so the
-/// system is asked first. (What is too large for any allocation panics, which is caught.)
-pub(super) fn dispose(request: Request) -> Disposal {
+/// Whether dropping a request is safe. It makes the library allocate what is left of the body. That is
+/// address space only, and the read ends at once; but an allocation that the system refuses ends
+/// the process, so the system is asked first. (What is too large for any allocation panics, which
+/// is caught.)
+pub(super) fn is_droppable(request: &Request) -> bool {
     let length = request.body_length().unwrap_or(0);
-    let is_granted = Vec::<u8>::new().try_reserve_exact(length).is_ok();
-    if is_granted || isize::try_from(length).is_err() {
+    Vec::<u8>::new().try_reserve_exact(length).is_ok() || isize::try_from(length).is_err()
+}
+
+/// Gets rid of a request whose connection is shut.
+pub(super) fn dispose(request: Request) -> Disposal {
+    if is_droppable(&request) {
         let _ = panic::catch_unwind(AssertUnwindSafe(|| drop(request)));
         return Disposal::Dropped;
     }

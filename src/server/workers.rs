@@ -9,7 +9,6 @@ use log::error;
 
 use super::bodies::Received;
 use super::intake::{Front, Pending};
-use crate::lead;
 use crate::panics::Alarm;
 use crate::policy::route::Endpoint;
 
@@ -75,14 +74,12 @@ pub(super) fn spawn(front: &Arc<Front>, alarm: &Alarm) -> io::Result<()> {
 }
 
 fn work(front: &Arc<Front>) {
-    let bell = Arc::default();
-    let followed = Arc::clone(front);
-    lead::ends_with(move |term| followed.roster.relieve(term));
+    let sleeper = Arc::default();
     loop {
-        let job = front.roster.next(&bell, || front.gate.wait(front));
+        let (job, waited) = front.queue.next(&sleeper);
         // A panic costs this request only: the library answers 500 when the request is dropped
         // unanswered, and a half-written answer is cut.
-        if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job))).is_err() {
+        if panic::catch_unwind(AssertUnwindSafe(|| front.serve(job, waited))).is_err() {
             error!("panic in=request: it was answered with 500 or cut");
         }
     }

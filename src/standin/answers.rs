@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::native;
 use super::output::Output;
+use super::refusals::{self, Refusal, Told};
 use super::script::{End, Framing, Part, Script, Shape};
 use super::shapes;
 use super::wire::Request;
@@ -110,7 +111,7 @@ pub(super) fn exhausted(question: &Question<'_>, shape: Shape) -> Output {
         headers.push(("content-encoding".to_owned(), "gzip".to_owned()));
     }
     match shape {
-        Shape::FirstEventOf200 | Shape::FirstEventOf200Native => {
+        _ if status == 200 => {
             Output::stream(headers, vec![Part::now(body)], Framing::Chunked, End::Clean)
         }
         Shape::Chunked => {
@@ -119,6 +120,15 @@ pub(super) fn exhausted(question: &Question<'_>, shape: Shape) -> Output {
         }
         _ => Output::whole(status, headers, body, Framing::Length),
     }
+}
+
+/// The request is refused, in the words of its protocol.
+pub(super) fn refused(question: &Question<'_>, refusal: Refusal, told: Told) -> Output {
+    let surface = Surface::of(&question.request.method, question.request.path());
+    let (status, content_type, body) = refusals::render(refusal, told, surface, question.id);
+    let headers = gateway_headers(question, content_type, false);
+    let parts = vec![Part::now(body)];
+    Output { status, ..Output::stream(headers, parts, Framing::Chunked, End::Clean) }
 }
 
 fn error(

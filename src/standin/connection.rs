@@ -184,6 +184,7 @@ impl Connection {
                     .unwrap_or_else(|| answers::normal(&question, script))
             }
             Reply::Exhausted(shape) => answers::exhausted(&question, shape),
+            Reply::Refused(refusal, told) => answers::refused(&question, refusal, told),
             Reply::Answer { status, headers, body, framing } => {
                 Output::whole(status, headers, body, framing)
             }

@@ -97,6 +97,11 @@ impl Route<'_> {
         Some(match (method, words) {
             ("POST", ["completions"]) => self.with_model(Self::completion),
             ("POST", ["responses"]) => self.with_model(Self::response),
+            ("POST", ["responses", "compact"]) => self.with_model(Self::compaction),
+            ("POST", ["responses", "input_tokens"]) => self.ok(json!({
+                "object": "response.input_tokens",
+                "input_tokens": answers::prompt_tokens(self.question),
+            })),
             ("POST", ["embeddings"]) => self.with_model(Self::embedding),
             ("POST", ["reranks"]) => self.with_model(Self::rerank),
             ("POST", ["files"]) => self.file(),
@@ -270,6 +275,15 @@ impl Route<'_> {
             format!("id:{number}\nevent:{kind}\n:HTTP_STATUS/200\ndata:{event}\n\n")
         });
         self.stream(framed.collect())
+    }
+
+    fn compaction(&mut self, _: &str) -> Output {
+        let id = format!("resp_{}", self.question.id);
+        let item = json!({"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"});
+        let input = answers::prompt_tokens(self.question);
+        self.ok(json!({"id": id, "object": "response.compaction", "created_at": self.seconds(),
+            "output": [item], "usage": {"input_tokens": input, "output_tokens": 6,
+            "total_tokens": input + 6}}))
     }
 
     fn embedding(&mut self, model: &str) -> Output {

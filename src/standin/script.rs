@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::Call;
 use super::gate::Gate;
 use super::limits::Limit;
+use super::refusals::{Refusal, Told};
 
 /// What to answer to a request.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +19,8 @@ pub enum Reply {
     Normal,
     /// The free quota of this slot is used up, in one of the shapes this has been seen in.
     Exhausted(Shape),
+    /// The request is refused for another reason.
+    Refused(Refusal, Told),
     /// A complete answer with exactly these headers (plus those of the framing), in one write.
     Answer {
         /// The status code.
@@ -203,11 +206,31 @@ pub enum Shape {
     Pretty,
     /// [`Shape::Nested`] with code and type in lower case.
     LowerCase,
+    /// 403, nested `permission_error` whose message says that the free tier has been exhausted.
+    PermissionWords,
+    /// 403, a message and no code.
+    MessageOnly,
+    /// 403, flat `Forbidden` whose message begins with the code.
+    CodeInMessage,
+    /// 403, `Code`, `Message` and `RequestId`, as Alibaba's older gateways write them.
+    Capitalised,
+    /// 403, `error` as a text of JSON.
+    ErrorAsText,
+    /// 403, `error` as a sentence.
+    ErrorAsSentence,
+    /// 403, `data: {…}` and `data: [DONE]` in one event.
+    DataLines,
+    /// 200, `text/event-stream`, behind events that carry nothing.
+    BehindKeepAlives,
+    /// 200, `text/event-stream`, as a `response.failed`.
+    ResponseFailed,
+    /// 200, `text/event-stream`, OpenAI's `insufficient_quota` with the words.
+    FirstEventOf200Words,
 }
 
 impl Shape {
     /// Every shape.
-    pub const ALL: [Shape; 17] = [
+    pub const ALL: [Shape; 27] = [
         Shape::Nested,
         Shape::Flat,
         Shape::CodeOnly,
@@ -225,6 +248,16 @@ impl Shape {
         Shape::Status429,
         Shape::Pretty,
         Shape::LowerCase,
+        Shape::PermissionWords,
+        Shape::MessageOnly,
+        Shape::CodeInMessage,
+        Shape::Capitalised,
+        Shape::ErrorAsText,
+        Shape::ErrorAsSentence,
+        Shape::DataLines,
+        Shape::BehindKeepAlives,
+        Shape::ResponseFailed,
+        Shape::FirstEventOf200Words,
     ];
 }
 

@@ -11,11 +11,25 @@ pub(super) const MESSAGE: &str = r#"Free quota exhausted. To continue accessing 
 /// The wording of 2025-09 to 2026-05.
 const OLD_MESSAGE: &str = r#"The free tier of the model has been exhausted. If you wish to continue access the model on a paid basis, please disable the "use free tier only" mode in the management console."#;
 
+/// A stream, as DashScope names it.
+pub(super) const EVENTS: &str = "text/event-stream;charset=UTF-8";
+
+/// Events of each protocol that carry nothing.
+pub(super) const KEEP_ALIVES: &str = concat!(
+    ": keep-alive\n\n",
+    "event:ping\ndata:{\"type\":\"ping\"}\n\n",
+    "id:1\nevent:response.created\n:HTTP_STATUS/200\n",
+    "data:{\"type\":\"response.created\",\"response\":{\"id\":\"resp_0\",\"error\":null}}\n\n",
+    "data: {\"type\":\"response.in_progress\",\"response\":{\"id\":\"resp_0\"}}\n\n",
+    "id:1\nevent:result\n:HTTP_STATUS/200\n",
+    "data:{\"output\":{\"message\":{\"phase\":\"KeepAlive\",\"content\":\"\"}},\"request_id\":\"r\"}\n\n",
+);
+
 /// Status, content type, whether the body is gzip, body.
 pub(super) fn render(shape: Shape, id: &str) -> (u16, &'static str, bool, Vec<u8>) {
     const JSON: &str = "application/json";
     const SSE: &str = "text/event-stream";
-    const NATIVE_SSE: &str = "text/event-stream;charset=UTF-8";
+    const NATIVE_SSE: &str = EVENTS;
     let plain = nested(CODE, CODE, OLD_MESSAGE, id);
     let one = |field: &str| {
         format!(r#"{{"error":{{"message":{},"{field}":"{CODE}"}}}}"#, quoted(OLD_MESSAGE))
@@ -25,12 +39,35 @@ pub(super) fn render(shape: Shape, id: &str) -> (u16, &'static str, bool, Vec<u8
         let body = native(CODE, OLD_MESSAGE, id);
         format!("id:1\nevent:error\n:HTTP_STATUS/403\ndata:{body}\n\n")
     };
+    let words = |code: &str, message: &str| (403, JSON, flat(code, message, id));
     let (status, content_type, body) = match shape {
         Shape::Nested | Shape::Gzip | Shape::Chunked => (403, JSON, plain),
         Shape::Flat => (403, JSON, flat(CODE, MESSAGE, id)),
         Shape::CodeOnly => (403, JSON, one("code")),
         Shape::TypeOnly => (403, JSON, one("type")),
-        Shape::AccessDeniedWords => (403, JSON, flat("AccessDenied", OLD_MESSAGE, id)),
+        Shape::AccessDeniedWords => words("AccessDenied", OLD_MESSAGE),
+        Shape::PermissionWords => {
+            (403, JSON, nested("permission_error", "permission_error", OLD_MESSAGE, id))
+        }
+        Shape::MessageOnly => (403, JSON, format!(r#"{{"message":{}}}"#, quoted(MESSAGE))),
+        Shape::CodeInMessage => words("Forbidden", &format!("{CODE}: {MESSAGE}")),
+        Shape::Capitalised => {
+            let body = words(CODE, MESSAGE).2;
+            let names = [("request_id", "RequestId"), ("\"code", "\"Code"), ("message", "Message")];
+            let body = names.into_iter().fold(body, |body, (from, to)| body.replacen(from, to, 1));
+            (403, JSON, body)
+        }
+        Shape::ErrorAsText => {
+            (403, JSON, format!(r#"{{"error":{}}}"#, quoted(&flat(CODE, MESSAGE, id))))
+        }
+        Shape::ErrorAsSentence => (403, JSON, format!(r#"{{"error":{}}}"#, quoted(MESSAGE))),
+        Shape::DataLines => (403, JSON, format!("data: {plain}\ndata: [DONE]\n\n")),
+        Shape::BehindKeepAlives => (200, SSE, KEEP_ALIVES.to_owned() + &native()),
+        Shape::ResponseFailed => (200, NATIVE_SSE, failed(CODE, MESSAGE, id)),
+        Shape::FirstEventOf200Words => {
+            let code = "insufficient_quota";
+            (200, SSE, format!("data: {}\n\n", nested(code, code, MESSAGE, id)))
+        }
         Shape::InsufficientQuotaWords => {
             (403, JSON, nested("insufficient_quota", "insufficient_quota", MESSAGE, id))
         }
@@ -70,6 +107,14 @@ pub(super) fn flat(code: &str, message: &str, id: &str) -> String {
 pub(super) fn native(code: &str, message: &str, id: &str) -> String {
     let (code, message) = (quoted(code), quoted(message));
     format!(r#"{{"code":{code},"message":{message},"request_id":"{id}"}}"#)
+}
+
+/// What ends a stream of the Responses API that failed.
+pub(super) fn failed(code: &str, message: &str, id: &str) -> String {
+    let (code, message) = (quoted(code), quoted(message));
+    format!(
+        "id:2\nevent:response.failed\n:HTTP_STATUS/200\ndata:{{\"type\":\"response.failed\",\"response\":{{\"id\":\"resp_{id}\",\"status\":\"failed\",\"error\":{{\"code\":{code},\"message\":{message}}}}}}}\n\n"
+    )
 }
 
 fn pretty(id: &str) -> String {
@@ -135,7 +180,9 @@ mod tests {
             }
             _ => (if body.starts_with("{\n") { "pretty" } else { "plain" }, body),
         };
-        let json: Value = serde_json::from_str(json.trim()).unwrap();
+        // Another line may follow.
+        let mut json = serde_json::Deserializer::from_str(json.trim()).into_iter();
+        let json: Value = json.next().unwrap().unwrap();
         let (nested, fields) = match json.get("error") {
             Some(error) => (true, error),
             None => (false, &json),

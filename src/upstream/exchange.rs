@@ -5,10 +5,14 @@
 //! [`begin`] and read by `transport`.
 
 use std::cell::RefCell;
+use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::clock;
+
+/// How long a wait goes on before the client is looked after.
+pub(super) const SLICE: Duration = Duration::from_secs(1);
 
 /// Says whether the client that waits for this call has left.
 pub(crate) type ClientWatch = Box<dyn Fn() -> bool>;
@@ -80,6 +84,8 @@ struct Exchange {
     /// Set while connectors work, whose bytes are not the request's.
     connecting: bool,
     started: Option<Instant>,
+    /// When the last of the request was handed to the system.
+    sent: Option<Instant>,
     head_deadline: Option<Instant>,
     idle_limit: Option<Duration>,
     pause_at: Option<Instant>,
@@ -109,6 +115,7 @@ pub(super) fn begin(head_limit: Duration, has_body: bool) {
         exchange.connecting = false;
         let now = clock::instant();
         exchange.started = Some(now);
+        exchange.sent = None;
         exchange.head_deadline = Some(now + head_limit);
         exchange.idle_limit = None;
         exchange.pause_at = None;
@@ -171,6 +178,21 @@ pub(super) fn client_has_left() -> bool {
     })
 }
 
+/// The error of a call that is given up because its client has left.
+pub(super) fn client_left() -> ureq::Error {
+    io::Error::other("the client left").into()
+}
+
+/// Whether nothing of the request has been sent although the call began a while ago, so that its
+/// client may not wait any more.
+pub(super) fn may_have_been_left() -> bool {
+    with(|exchange| {
+        !exchange.connecting
+            && exchange.stage == Stage::Connecting
+            && exchange.started.is_some_and(|at| clock::instant() - at >= SLICE)
+    })
+}
+
 /// Whether this call ended because its client left.
 pub(super) fn ended_by_client() -> bool {
     with(|exchange| exchange.client_left)
@@ -227,8 +249,17 @@ pub(super) fn reached(stage: Stage) {
     with(|exchange| {
         if !exchange.connecting {
             exchange.stage = exchange.stage.max(stage);
+            if stage == Stage::Sending {
+                exchange.sent = Some(clock::instant());
+            }
         }
     });
+}
+
+/// How long ago something of the request was sent last.
+pub(super) fn time_since_sent() -> Duration {
+    let sent = with(|exchange| exchange.sent);
+    sent.map_or(Duration::ZERO, |at| clock::instant().saturating_duration_since(at))
 }
 
 /// Whether what is sent now is better sent with what follows at once: the head, once.

@@ -2,10 +2,15 @@
 
 use std::error::Error as _;
 use std::io;
+use std::time::Duration;
 
 use ureq::Timeout;
 
 use super::exchange::{self, Stage, Step};
+
+/// A reused connection that had died before its request says so within this time. One that closes
+/// later may have been worked on: an idle cut of a balancer, say, in the middle of a long call.
+const UNSEEN_DEATH: Duration = Duration::from_secs(1);
 
 /// Why there is no answer, or no rest of one.
 #[derive(Debug)]
@@ -58,7 +63,7 @@ impl CallError {
         };
         let unprocessed = match stage {
             Stage::Connecting | Stage::Sending => true,
-            Stage::Waiting => reused,
+            Stage::Waiting => reused && exchange::time_since_sent() <= UNSEEN_DEATH,
             Stage::Receiving => false,
         };
         Self {

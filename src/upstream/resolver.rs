@@ -14,7 +14,6 @@ use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver
 use ureq::unversioned::transport::NextTimeout;
 
 use crate::clock;
-use crate::lead;
 
 /// How long an answer is used without asking again.
 const FRESH_FOR: Duration = Duration::from_secs(60);
@@ -81,7 +80,6 @@ impl<R: Resolver> Resolver for CachingResolver<R> {
             }
             return Ok(addresses);
         }
-        lead::pass_on();
         let addresses = self.inner.resolve(uri, config, timeout)?;
         let known = Known { addresses: addresses.clone(), since: now };
         self.known.lock().insert(name, known);
@@ -145,11 +143,9 @@ mod tests {
         let inner = Counting::default();
         let asked = Arc::clone(&inner.asked);
         let resolver = CachingResolver::new(inner);
-        for number in 0..40 {
-            lead::begin(1);
+        for _ in 0..40 {
             let address = ask(&resolver, "https://dashscope.example/x").unwrap();
             assert_eq!(address, "192.0.2.1:443".parse().unwrap());
-            assert_eq!(lead::is_held(), number > 0, "asking may wait");
         }
         assert_eq!(asked.load(Ordering::SeqCst), 1);
         ask(&resolver, "https://dashscope.example:444/x").unwrap();

@@ -9,7 +9,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv};
@@ -19,9 +19,8 @@ use ureq::unversioned::transport::{
 };
 
 use super::buffers::LeanBuffers;
-use super::exchange;
+use super::exchange::{self, SLICE};
 use crate::clock;
-use crate::lead;
 
 /// The least that is left for an address when the ones before it have used up the time.
 const LEAST_CONNECT: Duration = Duration::from_millis(10);
@@ -87,7 +86,7 @@ pub(super) struct Tcp {
     /// What leaves with the next write.
     held: Vec<u8>,
     /// The limits that are set on the socket.
-    write_limit: Option<Duration>,
+    writes_in_slices: bool,
     read_limit: Option<Duration>,
     /// Input has just come: the connection is good without a look.
     is_fresh: bool,
@@ -99,7 +98,7 @@ impl Tcp {
             stream,
             buffers: LeanBuffers::default(),
             held: Vec::new(),
-            write_limit: None,
+            writes_in_slices: false,
             read_limit: None,
             is_fresh: false,
         }
@@ -107,33 +106,15 @@ impl Tcp {
 
     /// Writes what is held and the first `amount` bytes of the output buffer.
     fn write(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
-        // A head, and what goes with it, fits in any socket's buffer.
-        if self.held.is_empty() {
-            lead::pass_on();
-        }
-        let limit = whole_seconds(*timeout.after);
-        if self.write_limit != Some(limit) {
-            self.stream.0.set_write_timeout(Some(limit))?;
-            self.write_limit = Some(limit);
+        if !self.writes_in_slices {
+            self.stream.0.set_write_timeout(Some(SLICE))?;
+            self.writes_in_slices = true;
         }
         let output = &self.buffers.output()[..amount];
         let mut parts = [IoSlice::new(&self.held), IoSlice::new(output)];
-        let written = write_all(&self.stream.0, &mut parts);
+        let written = write_all(&self.stream.0, &mut parts, timeout);
         self.held.clear();
-        written.map_err(|error| failure(error, timeout))
-    }
-
-    /// What has come already, for a thread that leads.
-    fn read_at_once(&mut self) -> Option<io::Result<usize>> {
-        if !lead::is_held() {
-            return None;
-        }
-        let buffer = self.buffers.input_append_buf();
-        match recv(self.stream.0.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
-            Err(Errno::EAGAIN | Errno::EINTR) => None,
-            // An error is told once: the next read would find a clean end.
-            outcome => Some(outcome.map_err(io::Error::from)),
-        }
+        written
     }
 
     /// Notes what was read; whether it was anything.
@@ -162,11 +143,6 @@ impl Transport for Tcp {
         // Not before its body, as ureq does it.
         debug_assert!(self.held.is_empty());
         self.buffers.free_output();
-        if let Some(outcome) = self.read_at_once() {
-            let count = outcome.map_err(|error| failure(error, timeout))?;
-            return Ok(self.took(count));
-        }
-        lead::pass_on();
         let limit = (*timeout.after).max(Duration::from_millis(1));
         if self.read_limit != Some(limit) {
             match self.stream.0.set_read_timeout(Some(limit)) {
@@ -195,21 +171,40 @@ impl Transport for Tcp {
     }
 }
 
-/// A limit on writes, rounded up: most of them are then the one that is set already.
-fn whole_seconds(limit: Duration) -> Duration {
-    let up = u64::from(limit.subsec_nanos() > 0);
-    Duration::from_secs(limit.as_secs().saturating_add(up).max(1))
-}
-
-fn write_all(mut stream: &TcpStream, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+/// Writes all of it, and between slices of waiting looks after the client and the limits.
+fn write_all(
+    mut stream: &TcpStream,
+    mut parts: &mut [IoSlice<'_>],
+    timeout: NextTimeout,
+) -> Result<(), Error> {
+    let started = clock::instant();
     IoSlice::advance_slices(&mut parts, 0);
     while !parts.is_empty() {
         match stream.write_vectored(parts) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(Error::Io(io::ErrorKind::WriteZero.into())),
             Ok(count) => IoSlice::advance_slices(&mut parts, count),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) if is_pause(error.kind()) => {}
+            Err(error) => return Err(Error::Io(error)),
         }
+        // Whatever is left had to wait.
+        if !parts.is_empty() {
+            go_on(started, timeout)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_pause(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// Whether a write that has waited goes on waiting.
+fn go_on(started: Instant, timeout: NextTimeout) -> Result<(), Error> {
+    if exchange::client_has_left() {
+        return Err(exchange::client_left());
+    }
+    if started.elapsed() >= *timeout.after {
+        return Err(Error::Timeout(timeout.reason));
     }
     Ok(())
 }
@@ -315,48 +310,23 @@ mod tests {
     fn a_wait_ends_at_its_limit() {
         let (mut tcp, _other) = pair();
         let soon = within(Duration::from_millis(20), Timeout::RecvBody);
-        lead::begin(1);
         let outcome = tcp.await_input(soon);
-        assert!(!lead::is_held(), "nobody waits for who waits");
         assert!(matches!(outcome, Err(Error::Timeout(Timeout::RecvBody))), "{outcome:?}");
     }
 
     #[test]
-    fn what_needs_no_wait_is_done_in_the_lead() {
+    fn a_reset_is_no_end() {
         let (mut tcp, mut other) = pair();
-        lead::begin(1);
-        exchange::begin(LIMIT, true);
-        transmit(&mut tcp, b"head ");
-        transmit(&mut tcp, b"body");
-        other.write_all(b"answer").unwrap();
-        tcp.stream.0.peek(&mut [0]).unwrap();
-        assert!(tcp.await_input(timeout(Timeout::RecvResponse)).unwrap());
-        assert!(tcp.buffers().input() == b"answer" && lead::is_held());
-        other.shutdown(Shutdown::Write).unwrap();
-        tcp.stream.0.peek(&mut [0]).unwrap();
-        assert!(!tcp.await_input(timeout(Timeout::RecvResponse)).unwrap() && lead::is_held());
-        lead::begin(1);
-        let _ = tcp.write(0, timeout(Timeout::SendBody));
-        assert!(!lead::is_held(), "a body may fill the socket's buffer");
-    }
-
-    #[test]
-    fn a_reset_is_no_end_for_who_leads_either() {
-        for term in [0, 1] {
-            let (mut tcp, mut other) = pair();
-            other.write_all(b"half an answer").unwrap();
-            assert!(tcp.await_input(timeout(Timeout::RecvBody)).unwrap());
-            let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
-            nix::sys::socket::setsockopt(&other, nix::sys::socket::sockopt::Linger, &at_once)
-                .unwrap();
-            drop(other);
-            lead::begin(term);
-            let outcome = tcp.await_input(timeout(Timeout::RecvBody));
-            assert!(
-                matches!(&outcome, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset),
-                "{term}: {outcome:?}"
-            );
-        }
+        other.write_all(b"half an answer").unwrap();
+        assert!(tcp.await_input(timeout(Timeout::RecvBody)).unwrap());
+        let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        nix::sys::socket::setsockopt(&other, nix::sys::socket::sockopt::Linger, &at_once).unwrap();
+        drop(other);
+        let outcome = tcp.await_input(timeout(Timeout::RecvBody));
+        assert!(
+            matches!(&outcome, Err(Error::Io(error)) if error.kind() == io::ErrorKind::ConnectionReset),
+            "{outcome:?}"
+        );
     }
 
     #[test]

@@ -13,13 +13,15 @@ use ureq::unversioned::transport::{
 };
 use ureq::{Error, Timeout};
 
-use super::exchange::{self, Limit, Stage, Step};
+use super::MAX_HEAD;
+use super::buffers::SIZE;
+use super::exchange::{self, Limit, SLICE, Stage, Step};
 use super::tcp::TcpConnector;
 use crate::clock;
-use crate::lead;
 
-/// How long a wait goes on before the client is looked after.
-const SLICE: Duration = Duration::from_secs(1);
+/// No more than this lies unread in a connection's buffer: a head of the largest size and a read. A
+/// line without an end (a chunk's size, a trailer) would grow in it for ever.
+const MOST_UNREAD: usize = MAX_HEAD + 2 * SIZE;
 
 /// The shortest wait there is, for a look at what has come.
 const LOOK: Duration = Duration::from_millis(1);
@@ -88,7 +90,7 @@ impl<T: Transport> Transport for Sliced<T> {
                 Err(Error::Timeout(_))
                     if reason != Some(Limit::Pause) && exchange::client_has_left() =>
                 {
-                    return Err(io::Error::other("the client left").into());
+                    return Err(exchange::client_left());
                 }
                 Err(Error::Timeout(_)) if is_over => return Err(over()),
                 Err(Error::Timeout(_)) => {}
@@ -125,7 +127,6 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
     type Out = Tapped;
 
     fn connect(&self, details: &ConnectionDetails, _: Option<()>) -> Result<Option<Tapped>, Error> {
-        lead::pass_on();
         let proxy = details.config.proxy();
         let is_proxied = proxy.is_some_and(|proxy| !proxy.is_no_proxy(details.uri));
         let first = if is_proxied { Step::OutboundProxy } else { Step::Tcp };
@@ -152,7 +153,7 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
         } else {
             exchange::proxy_is_reached();
         }
-        Ok(transport.map(|inner| Tapped { inner: inner.boxed(), refused: false, is_proxied }))
+        Ok(transport.map(|inner| Tapped { inner: inner.boxed(), refused: false }))
     }
 }
 
@@ -160,8 +161,6 @@ impl<C: Connector<()>> Connector<()> for TapConnector<C> {
 #[derive(Debug)]
 pub(super) struct Tapped {
     inner: Box<dyn Transport>,
-    /// Behind an outbound proxy the socket may be ureq's own, which passes no lead on.
-    is_proxied: bool,
     /// Upstream has stopped taking the request that is being sent.
     refused: bool,
 }
@@ -172,12 +171,12 @@ impl Transport for Tapped {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
+        if exchange::may_have_been_left() && exchange::client_has_left() {
+            return Err(exchange::client_left());
+        }
         exchange::reached(Stage::Sending);
         if self.refused {
             return Ok(());
-        }
-        if self.is_proxied {
-            lead::pass_on();
         }
         match self.inner.transmit_output(amount, timeout) {
             // Upstream takes no more of the request, and may have said why: ureq goes on to read
@@ -194,8 +193,9 @@ impl Transport for Tapped {
         if !self.refused {
             exchange::reached(Stage::Waiting);
         }
-        if self.is_proxied {
-            lead::pass_on();
+        if self.inner.buffers().input().len() > MOST_UNREAD {
+            let text = "a line of its framing is too long";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
         }
         let outcome = self.inner.await_input(timeout).map_err(unmask_reset);
         if let Ok(true) = outcome {
@@ -245,47 +245,3 @@ impl std::fmt::Display for Broken {
 }
 
 impl std::error::Error for Broken {}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A transport of somebody else's.
-    #[derive(Debug)]
-    struct Foreign;
-
-    impl Transport for Foreign {
-        fn buffers(&mut self) -> &mut dyn Buffers {
-            unreachable!("nobody asks")
-        }
-
-        fn transmit_output(&mut self, _: usize, _: NextTimeout) -> Result<(), Error> {
-            Ok(())
-        }
-
-        fn await_input(&mut self, _: NextTimeout) -> Result<bool, Error> {
-            Ok(true)
-        }
-
-        fn is_open(&mut self) -> bool {
-            true
-        }
-    }
-
-    #[test]
-    fn behind_an_outbound_proxy_the_lead_is_passed_on_before_every_use() {
-        type Use = fn(&mut Tapped, NextTimeout);
-        let uses: [Use; 2] = [
-            |tapped, timeout| tapped.transmit_output(0, timeout).unwrap(),
-            |tapped, timeout| assert!(tapped.await_input(timeout).unwrap()),
-        ];
-        for (is_proxied, used) in
-            [true, false].into_iter().flat_map(|it| uses.map(|use_| (it, use_)))
-        {
-            let mut tapped = Tapped { inner: Box::new(Foreign), is_proxied, refused: false };
-            lead::begin(1);
-            used(&mut tapped, NextTimeout::default());
-            assert_eq!(lead::is_held(), !is_proxied);
-        }
-    }
-}

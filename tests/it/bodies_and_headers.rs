@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "the helpers of tests panic as tests do")]
 
 use std::io::{Read, Write};
+use std::time::Duration;
 
 use dashscope_proxy::standin::{Framing, Reply, Shape, StandIn};
 use flate2::Compression;
@@ -10,6 +11,8 @@ use flate2::write::GzEncoder;
 
 use crate::envelope::{CHAT, MESSAGES, message_on};
 use crate::harness::{AUTH, Answer, LIMIT, PROXY_KEY, Proxy, get, post, request};
+
+const GENERATION: &str = "/api/v1/services/aigc/text-generation/generation";
 
 /// Lower-case names with their values, sorted.
 fn sorted(headers: &[(String, String)]) -> Vec<(String, String)> {
@@ -329,18 +332,70 @@ fn a_callers_mistake_costs_one_call_and_changes_nothing() {
 }
 
 #[test]
-fn a_redirect_is_handed_on_and_not_followed() {
+fn a_redirect_is_neither_followed_nor_handed_on_but_502_with_its_host() {
+    const KEY: &str = "sk-alpha-0123456789abcdef";
     let standin = StandIn::start().unwrap();
-    let proxy = Proxy::start(&standin);
-    let there = format!("{}/compatible-mode/v1/elsewhere", standin.origin());
-    for status in [301, 302, 303, 307, 308] {
+    let proxy = Proxy::builder(&standin).keys(KEY).start();
+    let origin = standin.origin();
+    let host = origin.strip_prefix("http://").unwrap();
+    let there = format!("{origin}/compatible-mode/v1/elsewhere?token=secret");
+    for (index, status) in [300, 301, 302, 303, 307, 308].into_iter().enumerate() {
         let before = standin.call_count();
         let headers = [("location", there.as_str())];
         standin.reply("*", "*", whole(status, &headers, b"moved", Framing::Length));
-        let answer = post(&proxy, CHAT, "{}");
-        assert_eq!((answer.status, answer.text().as_str()), (status, "moved"), "{answer:?}");
-        assert_eq!(answer.header("location"), Some(there.as_str()));
+        let path = [CHAT, MESSAGES, "/v1/files/f-1", GENERATION][index % 4];
+        let answer = match path {
+            "/v1/files/f-1" => get(&proxy, path),
+            path => post(&proxy, path, "{}"),
+        };
+        assert_eq!(answer.status, 502, "{answer:?}");
+        assert_eq!(answer.header("location"), None);
+        let text = answer.text();
+        assert!(text.contains(&format!("({status}) to {host};")), "{text}");
+        assert!(!text.contains("elsewhere") && !text.contains("secret"), "{text}");
         assert_eq!(standin.call_count(), before + 1, "{status}");
+    }
+    for location in [format!("https://{KEY}.example/"), "/elsewhere".to_owned()] {
+        standin.reply("*", "*", whole(302, &[("location", &location)], b"", Framing::Length));
+        let answer = post(&proxy, CHAT, "{}");
+        assert_eq!(answer.json()["error"]["code"], "upstream_redirect");
+        assert!(!answer.text().contains(KEY) && !answer.text().contains("elsewhere"), "{answer:?}");
+    }
+    // With another status it names nothing that a client may use either.
+    standin.reply("*", "*", whole(201, &[("location", &there)], b"{}", Framing::Length));
+    let answer = post(&proxy, CHAT, "{}");
+    assert_eq!((answer.status, answer.header("location")), (201, None));
+}
+
+#[test]
+fn no_wait_of_over_a_minute_is_handed_on_by_any_path_or_status() {
+    let standin = StandIn::start().unwrap();
+    let proxy = Proxy::builder(&standin).env("FAILOVER", "quota-only").start();
+    let date = |seconds: u64| {
+        let now = dashscope_proxy::clock::now().plus(Duration::from_secs(seconds));
+        httpdate::fmt_http_date(now.into())
+    };
+    let (soon, late) = (date(50), date(3_600));
+    let cases = [
+        ("retry-after", "60", true),
+        ("retry-after", "61", false),
+        ("retry-after", "999999999999", false),
+        ("retry-after", "86400.5", false),
+        ("retry-after", &*soon, true),
+        ("retry-after", &*late, false),
+        ("retry-after-ms", "60000", true),
+        ("retry-after-ms", "2592000000", false),
+    ];
+    for path in [CHAT, MESSAGES, GENERATION, "/v1/responses", "/v1/embeddings"] {
+        for (name, value, travels) in cases {
+            let headers = [("content-type", "application/json"), (name, value)];
+            for status in [429, 503, 200] {
+                standin.reply("*", "*", whole(status, &headers, b"{}", Framing::Length));
+                let answer = post(&proxy, path, r#"{"model":"m1"}"#);
+                let expected = travels.then_some(value);
+                assert_eq!((answer.status, answer.header(name)), (status, expected), "{path}");
+            }
+        }
     }
 }
 

@@ -112,7 +112,7 @@ fn a_key_that_is_rejected_or_in_arrears_costs_one_call_and_the_next_key_serves()
 }
 
 #[test]
-fn a_model_that_is_denied_hands_over_to_the_next_model_on_its_own_protocol_only() {
+fn a_model_that_is_denied_hands_over_to_another_key_on_its_own_protocol_only() {
     let unknown = error(404, "model_not_found", "The model does not exist.");
     let missing = error(400, "InvalidParameter", "Model not exist.");
     for reply in [denied(), unknown, missing] {
@@ -121,7 +121,7 @@ fn a_model_that_is_denied_hands_over_to_the_next_model_on_its_own_protocol_only(
         let proxy = Proxy::start(&standin);
         let answer = post(&proxy, CHAT, BODY);
         assert_eq!((answer.status, attempts(&answer)), (200, Some("2")), "{reply:?}");
-        assert_eq!(served_by(&answer), shown("k1", "m2"));
+        assert_eq!(served_by(&answer), shown("k2", "m1"));
         assert_eq!(served_by(&post(&proxy, CHAT, BODY)), shown("k1", "m2"));
         assert_eq!(served_by(&post(&proxy, MESSAGES, BODY)), shown("k1", "m1"));
     }
@@ -261,7 +261,7 @@ fn the_client_gets_the_most_hopeful_answer_else_the_last_byte_for_byte() {
                 },
             );
         }
-        let proxy = Proxy::start(&standin);
+        let proxy = Proxy::builder(&standin).keys("k1").start();
         let answer = post(&proxy, CHAT, BODY);
         let model = ["m1", "m2", "m3"][served];
         let (status, body) = &bodies[served];

@@ -15,6 +15,8 @@ mod pipelining;
 mod scarcity;
 mod slow;
 mod smuggling;
+mod stuck;
+mod undelivered;
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};

@@ -9,6 +9,7 @@ mod answer;
 mod client;
 mod folder;
 mod process;
+mod raw;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,6 +28,8 @@ pub(crate) use answer::{Answer, Cut, Head, How};
 pub(crate) use client::{Client, get, post, request};
 pub(crate) use folder::Folder;
 pub(crate) use process::Process;
+#[allow(unused_imports, reason = "as above")]
+pub(crate) use raw::RawUpstream;
 
 /// How long anything may take that takes no time.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);

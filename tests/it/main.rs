@@ -2,6 +2,7 @@
 
 mod benches;
 mod bodies_and_headers;
+mod broken_answers;
 mod commands;
 mod config;
 mod counting;
@@ -21,6 +22,7 @@ mod models;
 mod native;
 mod pins;
 mod prefer;
+mod refusals;
 mod routes;
 mod stale;
 mod standin;

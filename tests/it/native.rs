@@ -145,7 +145,7 @@ fn a_foreign_model_without_quota_on_any_key_is_503_in_the_flat_envelope() {
     for _ in 0..2 {
         let answer = post(&proxy, GENERATION, FOREIGN);
         assert_native_error(&answer, 503, "free_quota_exhausted");
-        assert!(answer.text().contains("free quota of 2 is used up"), "{answer:?}");
+        assert!(answer.text().contains("free quota of all 2 slots is exhausted"), "{answer:?}");
         assert_eq!(answer.header("x-should-retry"), Some("false"));
     }
     assert_eq!(standin.call_count(), 2);

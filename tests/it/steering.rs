@@ -74,7 +74,9 @@ fn a_model_is_disabled_on_every_key_and_a_pool_without_slots_says_why() {
     let calls = standin.call_count();
     let refused = post(&proxy, CHAT, BODY);
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("pool_disabled")));
-    assert!(openai_message(&refused).contains("switched off"), "{refused:?}");
+    assert!(openai_message(&refused).contains("all 6 are disabled"), "{refused:?}");
+    assert_eq!(refused.header("retry-after"), None, "only a person ends this wait");
+    assert_eq!(refused.header("x-should-retry"), Some("false"));
     assert_eq!(standin.call_count(), calls);
     assert_eq!(get(&proxy, "/health").json()["availableSlots"], 0);
     assert_eq!(steer(&proxy, "enable", "").len(), 6);

@@ -5,10 +5,11 @@ use http::HeaderMap;
 use super::{Finding, Outcome};
 use crate::config::{BaseUrl, Config, KeyConfig, Origin};
 use crate::log_text::Quoted;
+use crate::policy::redirect;
 use crate::policy::verdict::{self, Failure, Verdict};
 use crate::relay;
 use crate::secret;
-use crate::upstream::{self, Over, Payload, Upstream};
+use crate::upstream::{self, Answer, Over, Payload, Upstream};
 
 /// Where DashScope's other regions are, for a key that is refused.
 const REGIONS: &str = "a key of another region or plan is refused like this too: write it as \
@@ -65,6 +66,11 @@ impl Target {
         let names = named_by.join(", ");
         let is_reached = outcome.is_ok();
         let finding = match outcome {
+            Ok(answer) if redirect::is_redirect(answer.status) => Finding::new(
+                "upstream",
+                Outcome::Failed,
+                format!("{} ({names})", redirects(&answer)),
+            ),
             Ok(_) => Finding::new("upstream", Outcome::Fine, format!("reached ({names})")),
             Err(error) => {
                 let text = format!("{} ({names})", error.cause);
@@ -106,6 +112,9 @@ fn ask_about(upstream: &Upstream, config: &Config, key: &KeyConfig) -> Finding {
     if (200..300).contains(&status) {
         return Finding::new("keys", Outcome::Fine, "valid");
     }
+    if redirect::is_redirect(status) {
+        return Finding::new("keys", Outcome::Failed, redirects(&answer));
+    }
     let held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
     let judgement = verdict::classify(Failure {
         status,
@@ -126,6 +135,13 @@ fn ask_about(upstream: &Upstream, config: &Config, key: &KeyConfig) -> Finding {
         }
         _ => Finding::new("keys", Outcome::Warning, format!("DashScope does not say ({told})")),
     }
+}
+
+/// What is wrong with an origin that redirects. Its host may echo what it was sent.
+fn redirects(answer: &Answer) -> String {
+    let host = redirect::target(&answer.headers).unwrap_or("a place without a name");
+    let status = answer.status;
+    format!("answers with a redirect ({status}) to {}, which is not followed", Quoted(host))
 }
 
 fn models_url(config: &Config, key: &KeyConfig) -> String {

@@ -6,6 +6,9 @@ use super::{Pick, Protocol, Slot, Timestamp};
 use crate::policy::limits::{Bounds, Limit, Needs, Place};
 use crate::policy::pool::KeyIndex;
 
+/// Whether a slot's key was denied a model, and its model to two keys.
+pub(super) type Doubt = (bool, bool);
+
 /// What a request asks for.
 #[derive(Debug)]
 pub(crate) struct Ask<'a> {
@@ -49,6 +52,7 @@ pub(crate) struct Tried {
     refused: Vec<(Place, Bounds)>,
     /// The largest bound among those that found its input too long.
     refused_input: Option<u64>,
+    denied: Vec<Slot>,
 }
 
 impl Tried {
@@ -89,6 +93,19 @@ impl Tried {
             .fold((0, false), |(count, known), (_, form)| (count + 1, known || *form == bounds));
         let was_tried = self.slots.iter().any(|(tried, form)| tried == slot && *form == bounds);
         !bounds.is_none() && !is_known && !was_tried && count < MOST_FORMS
+    }
+
+    /// This slot is not to be had: a slot of another key comes first, and of another model once two
+    /// keys have said so of this one.
+    pub(crate) fn deny(&mut self, slot: Slot) {
+        self.denied.push(slot);
+    }
+
+    /// How little hope there is for a slot after what was denied: of its key, then of its model.
+    pub(super) fn doubt(&self, slot: &Slot) -> Doubt {
+        let key = self.denied.iter().any(|denied| denied.key == slot.key);
+        let of_model = self.denied.iter().filter(|denied| denied.model == slot.model);
+        (key, of_model.count() > 1)
     }
 }
 

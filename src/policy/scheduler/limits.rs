@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::ask::Doubt;
 use super::{Ask, Pick, Scheduler, Slot};
 use crate::clock::Moment;
 use crate::policy::limits::{Book, Bounds, Fact, Fit, Limit, ModelLimits, Needs, Place};
@@ -13,6 +14,7 @@ use crate::policy::limits::{Book, Bounds, Fact, Fit, Limit, ModelLimits, Needs, 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
     reluctance: Reluctance,
+    doubt: Doubt,
     is_lowered: bool,
     /// For a request with a picture.
     blindness: u8,
@@ -54,7 +56,7 @@ impl Order {
 
     /// Whether no slot can come before one of this order.
     pub(super) fn is_best(self) -> bool {
-        self.is_willing() && self.blindness == 0
+        self.is_willing() && self.blindness == 0 && self.doubt == Doubt::default()
     }
 }
 
@@ -138,6 +140,7 @@ impl Scheduler {
         let bound = refused.and_then(|(bound, _)| bound).or(bounds.output);
         let order = Order {
             reluctance,
+            doubt: ask.tried.doubt(&slot),
             is_lowered: !bounds.is_none(),
             blindness: ask.needs.map_or(0, |needs| self.book.blindness(&place, needs)),
             output: Reverse(bound.unwrap_or(u64::MAX)),

@@ -8,6 +8,7 @@ use proptest::test_runner::Config;
 
 use super::*;
 use crate::clock;
+use crate::policy::bench::LONG_BACKOFF;
 use crate::policy::limits::{Limit, Needs};
 
 const START: Timestamp = Timestamp(1_700_000_000_000);
@@ -28,6 +29,7 @@ enum Report {
     BenchSlot { seconds: u64 },
     BenchSlotLonger,
     BenchKey { seconds: u64 },
+    Denied,
     StreamsOnly,
     Nothing,
 }
@@ -55,6 +57,7 @@ fn report() -> impl Strategy<Value = Report> {
         1 => (1..90_u64).prop_map(|seconds| Report::BenchSlot { seconds }),
         1 => Just(Report::BenchSlotLonger),
         1 => (1..90_u64).prop_map(|seconds| Report::BenchKey { seconds }),
+        2 => Just(Report::Denied),
         1 => Just(Report::StreamsOnly),
         1 => Just(Report::Nothing),
     ]
@@ -71,6 +74,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => request().prop_map(|request| Step::Next { request }),
         8 => (request(), report()).prop_map(|(request, report)| Step::Report { request, report }),
         2 => (0..70_000_u64).prop_map(|millis| Step::Wait { millis }),
+        1 => (600_000..700_000_u64).prop_map(|millis| Step::Wait { millis }),
         1 => (-90_000..90_000_i64).prop_map(|by| Step::SetCalendar { by }),
         1 => Just(Step::Restart),
     ]
@@ -89,6 +93,7 @@ struct Known {
 struct Request {
     tried: Vec<Slot>,
     tried_keys: Vec<KeyIndex>,
+    denied: Vec<Slot>,
     foreign: bool,
     streamed: bool,
     anthropic: bool,
@@ -119,6 +124,7 @@ struct World {
     known: HashMap<Slot, Known>,
     benched: HashMap<(Slot, Protocol), Instant>,
     benched_keys: HashMap<KeyIndex, Instant>,
+    denied: HashMap<(Slot, Protocol), Instant>,
     /// Models that only stream, as last heard.
     streams_only: HashMap<Arc<str>, Instant>,
     requests: [Request; REQUESTS],
@@ -140,6 +146,7 @@ impl World {
             known: HashMap::new(),
             benched: HashMap::new(),
             benched_keys: HashMap::new(),
+            denied: HashMap::new(),
             streams_only: HashMap::new(),
             requests: Default::default(),
         }
@@ -188,10 +195,20 @@ impl World {
         }
     }
 
+    /// 0 = nothing speaks against it, 1 = two keys do not have its model, 2 = its key denied
+    /// another, 3 = both.
+    fn doubt(slot: &Slot, request: &Request) -> u8 {
+        let of = |fits: &dyn Fn(&Slot) -> bool| request.denied.iter().filter(|it| fits(it)).count();
+        let of_key = of(&|denied| denied.key == slot.key);
+        let of_model = of(&|denied| denied.model == slot.model);
+        2 * u8::from(of_key > 0) + u8::from(of_model > 1)
+    }
+
     fn ask(&mut self, request: &Request) -> Next {
         let mut tried = Tried::default();
         request.tried.iter().cloned().for_each(|slot| tried.add(slot, Bounds::default()));
         request.tried_keys.iter().for_each(|key| tried.add_key(*key));
+        request.denied.iter().cloned().for_each(|slot| tried.deny(slot));
         let ask = Ask {
             tried: &tried,
             wanted: if request.foreign { Wanted::Model(FOREIGN) } else { Wanted::Pool },
@@ -211,7 +228,11 @@ impl World {
         let available: Vec<_> = order.iter().filter(|slot| self.is_available(slot)).collect();
         let left = available.iter().filter(|slot| !request.has_tried(slot));
         // The first of those that are given least unwillingly.
-        let expected = left.min_by_key(|slot| self.reluctance(slot, &request)).copied();
+        let rank = |slot: &&&Slot| {
+            let (reluctance, heard) = self.reluctance(slot, &request);
+            (reluctance, Self::doubt(slot, &request), heard)
+        };
+        let expected = left.min_by_key(rank).copied();
         match self.ask(&request) {
             Next::Slot(pick) => {
                 assert!(self.is_available(&pick.slot), "{:?} is not available", pick.slot);
@@ -280,6 +301,7 @@ impl World {
                     self.streams_only.remove(&slot.model);
                 }
                 self.benched.remove(&(slot.clone(), base));
+                self.denied.remove(&(slot.clone(), base));
                 self.benched_keys.remove(&slot.key);
                 let is_late = self.known.get(&slot).is_some_and(|known| given < known.exhausted);
                 let mut expected = before.0.clone();
@@ -312,6 +334,20 @@ impl World {
                 let until = self.benched_keys.entry(slot.key).or_insert(at);
                 *until = (*until).max(at + length);
                 self.requests[index].tried_keys.push(slot.key);
+            }
+            Report::Denied => {
+                let denied = |other: &Slot| other.key == slot.key && other.model != slot.model;
+                let until = at + LONG_BACKOFF;
+                let is_second =
+                    self.denied.iter().any(|((other, _), until)| denied(other) && *until > at);
+                assert_eq!(self.scheduler.deny_slot(&slot, base, at), is_second);
+                self.note_bench(slot.clone(), base, LONG_BACKOFF);
+                self.denied.insert((slot.clone(), base), until);
+                if is_second {
+                    let known = self.benched_keys.entry(slot.key).or_insert(at);
+                    *known = (*known).max(until);
+                }
+                self.requests[index].denied.push(slot);
             }
             Report::StreamsOnly => {
                 let (limit, moment) = (Limit::StreamsOnly, self.moment());
@@ -349,6 +385,7 @@ impl World {
         assert_eq!(self.file(), file, "the state does not survive its file");
         self.benched.clear();
         self.benched_keys.clear();
+        self.denied.clear();
         self.streams_only.clear();
         self.requests = Default::default();
         self.events = 0;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::policy::bench::Rest;
-use crate::policy::failover::{Budget, Penalty, penalty};
+use crate::policy::failover::{Avoid, Budget, Penalty, avoid, penalty};
 
 const ENGLISH: &str = include_str!("../../../README.md");
 const CHINESE: &str = include_str!("../../../README.zh-CN.md");
@@ -81,7 +81,7 @@ fn further_slots(verdict: Verdict) -> usize {
 #[test]
 fn every_row_of_the_table_is_what_the_code_does() {
     let rows = english();
-    assert_eq!(rows.len(), 14);
+    assert_eq!(rows.len(), 17);
     for row in &rows {
         let shown = row.join(" | ");
         for status in statuses(row[STATUS]) {
@@ -117,8 +117,12 @@ fn assert_tries(cell: &str, verdict: Verdict, case: &str) {
         _ => panic!("{case}"),
     };
     assert_eq!(further_slots(verdict), expected, "{case}");
-    let other_keys = matches!(verdict, Verdict::AccountBlocked | Verdict::KeyRejected);
-    assert_eq!(cell.ends_with("of other keys"), other_keys, "{case}");
+    let avoided = match cell {
+        cell if cell.ends_with("of other keys") => Avoid::Key,
+        cell if cell.ends_with("of other keys first") => Avoid::KeyFirst,
+        _ => Avoid::Slot,
+    };
+    assert_eq!(avoid(verdict), avoided, "{case}");
 }
 
 fn assert_rests(cell: &str, verdict: Verdict, case: &str) {
@@ -128,6 +132,7 @@ fn assert_rests(cell: &str, verdict: Verdict, case: &str) {
         // Its cooldown is another matter, and no rest.
         (Some("the slot"), []) if verdict == Verdict::QuotaExhausted => Penalty::None,
         (Some("the key"), [length]) => Penalty::Key(seconds(*length)),
+        (Some("the slot"), [600]) if cell.ends_with("the key") => Penalty::Denied,
         (Some("the slot"), [length]) => Penalty::Slot(Rest::For(seconds(*length))),
         (Some("the slot"), [1, 60]) => Penalty::Slot(Rest::Growing),
         (Some("the slot"), [shortest, longest, silent]) => {
@@ -146,18 +151,27 @@ fn every_code_and_verdict_that_the_code_knows_is_in_the_table() {
     let listed = |column: usize| -> BTreeSet<&str> {
         rows.iter().flat_map(|row| quoted(row[column])).collect()
     };
-    let lists: [&[&str]; 6] = [
+    let lists: [&[&str]; 7] = [
         &FREE_TIER_ONLY,
-        &SHARED_CODES,
+        &PLAN_CODES,
         &ACCOUNT_CODES,
         &KEY_CODES,
+        &ELIGIBILITY_CODES,
         &MODEL_CODES,
         &PARAMETER_CODES,
     ];
     let mut known: BTreeSet<&str> = lists.into_iter().flatten().copied().collect();
     known.extend(["InternalError", "InternalError.*", "internal_server_error"]);
     assert_eq!(listed(CODES), known);
-    let words: [&[&str]; 3] = [&KEY_WORDS, &MODEL_WORDS, &FREE_ALLOCATION_WORDS];
+    let words: [&[&str]; 7] = [
+        &FREE_QUOTA_WORDS,
+        &USED_UP_WORDS,
+        &KEY_WORDS,
+        &MODEL_WORDS,
+        &FREE_ALLOCATION_WORDS,
+        &PLAN_WINDOWS,
+        &PLAN_WORDS,
+    ];
     let in_table: BTreeSet<_> =
         listed(WORDS).iter().map(|words| words.to_ascii_lowercase()).collect();
     for word in words.into_iter().flatten() {
@@ -168,7 +182,9 @@ fn every_code_and_verdict_that_the_code_knows_is_in_the_table() {
         Verdict::AccountBlocked,
         Verdict::KeyRejected,
         Verdict::ModelDenied,
+        Verdict::ModelMissing,
         Verdict::Throttled(THROTTLE_REST),
+        Verdict::PlanThrottled,
         Verdict::Unavailable,
         Verdict::InternalError,
         Verdict::Success,

@@ -88,6 +88,27 @@ fn when_all_is_well_it_says_so_and_changes_nothing() {
 }
 
 #[test]
+fn an_origin_that_redirects_fails_the_check_by_its_host_alone() {
+    let standin = StandIn::start().unwrap();
+    let headers = [("location", "https://login.example:8443/sso?key=secret")];
+    let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let framing = dashscope_proxy::standin::Framing::Length;
+    standin.reply("*", "*", Reply::Answer { status: 302, headers, body: Vec::new(), framing });
+    let builder = Proxy::builder(&standin).keys("sk-check-1");
+    for args in [&["check", "--json"][..], &["check", "--json", "--probe"]] {
+        let output = builder.run(args);
+        let told: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(told["ok"], false, "{told:#}");
+        let text = told.to_string();
+        assert!(text.contains("a redirect (302) to") && text.contains("login.example:8443"));
+        assert!(!text.contains("sso") && !text.contains("secret"), "{text}");
+        if args.contains(&"--probe") {
+            assert_eq!(the_only(&told, "keys").0, "failed");
+        }
+    }
+}
+
+#[test]
 fn every_value_comes_with_its_origin() {
     let standin = StandIn::start().unwrap();
     let builder = Proxy::builder(&standin)

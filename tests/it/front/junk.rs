@@ -159,3 +159,24 @@ fn a_foreign_version_with_an_absurd_length_does_not_end_the_process() {
     }
     assert_serves(&proxy);
 }
+
+#[test]
+fn a_request_names_its_host_once_and_plainly() {
+    let standin = StandIn::start().unwrap();
+    let proxy = quiet(&standin).start();
+    let asked = |version: &str, hosts: &[&str]| {
+        let hosts: String = hosts.iter().map(|host| format!("{host}\r\n")).collect();
+        let mut client = proxy.connect();
+        let request = format!("GET /health HTTP/{version}\r\n{hosts}connection: close\r\n\r\n");
+        client.send_raw(request.as_bytes()).unwrap();
+        statuses(&read_to_end(&client).expect("an end"))
+    };
+    for hosts in [&["host: a"][..], &["Host: [::1]:80"], &["HOST:"]] {
+        assert_eq!(asked("1.1", hosts), [200], "{hosts:?}");
+    }
+    assert_eq!(asked("1.0", &[]), [200]);
+    for hosts in [&[][..], &["host: a", "host: a"], &["host: a", "Host: b"], &["host: a b"]] {
+        assert_eq!(asked("1.1", hosts), [400], "{hosts:?}");
+    }
+    assert_eq!(asked("1.0", &["host: a", "host: b"]), [400]);
+}

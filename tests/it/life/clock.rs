@@ -101,8 +101,15 @@ fn exhaust_all(standin: &StandIn, proxy: &Proxy<'_>) {
 fn assert_closed(proxy: &Proxy<'_>, days: u64) {
     let answer = ask(proxy);
     assert_eq!((answer.status, answer.header("x-should-retry")), (503, Some("false")));
-    let seconds: u64 = answer.header("retry-after").unwrap().parse().unwrap();
-    assert_eq!(seconds.div_ceil(DAY), days, "{answer:?}");
+    assert_eq!(answer.header("retry-after"), None);
+    let text = answer.text();
+    let wait = text.split_once(", in ").unwrap().1;
+    let told = |unit: &str| -> u64 {
+        let before = wait.split_once(unit).map_or("0", |(before, _)| before);
+        before.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let begun = u64::from(told(" h") > 0 || told(" min") > 0 || told(" s") > 0);
+    assert_eq!(told(" d") + begun, days, "{answer:?}");
     assert_eq!(available(proxy), 0);
 }
 
