@@ -5,6 +5,7 @@ mod page;
 pub(crate) mod status;
 pub(crate) mod steering;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -164,6 +165,7 @@ impl Admin {
     fn metrics_page(&self) -> (Head, Vec<u8>) {
         let standings = Standings {
             slots: self.slots_by_standing(),
+            limits: self.limits_by_kind(),
             load: self.load(),
             state_writes: self.store.write_counts(),
             uptime: self.running_since.elapsed(),
@@ -186,6 +188,15 @@ impl Admin {
             ("guarded", count(|standing| *standing == Standing::Guarded)),
             ("disabled", count(|standing| *standing == Standing::Disabled)),
         ]
+    }
+
+    fn limits_by_kind(&self) -> Vec<(String, &'static str, usize)> {
+        let (scheduler, at) = (self.scheduler.lock(), clock::instant());
+        let mut counts = BTreeMap::new();
+        for (model, limit) in scheduler.limits(at) {
+            *counts.entry((model.to_string(), limit.kind())).or_insert(0) += 1;
+        }
+        counts.into_iter().map(|((model, kind), count)| (model, kind, count)).collect()
     }
 
     fn models(&self, protocol: Protocol) -> Value {

@@ -28,6 +28,8 @@ pub use url::{BaseUrl, Origin, OutboundProxy, UrlError};
 
 use crate::policy::failover::Failover;
 use crate::policy::guard::{Guard, Quotas};
+use crate::policy::limits::ModelLimits;
+use crate::policy::pool::Pool;
 use crate::secret::Secret;
 use list::List;
 use variables::VARIABLES;
@@ -86,6 +88,10 @@ pub struct Config {
     pub cors_origin: Option<String>,
     /// Whether a client's choice of model counts.
     pub model_selection: ModelSelection,
+    /// What is done about a model's limit.
+    pub model_limits: ModelLimits,
+    /// Those of the models that see pictures.
+    pub vision_models: Vec<String>,
     /// Whether anything but exhaustion tries another slot.
     pub failover: Failover,
     /// Requests in flight.
@@ -116,6 +122,27 @@ impl Config {
     /// The guard that is set.
     pub(crate) fn guard(&self) -> Guard {
         Guard { quotas: self.quotas.clone(), percent: self.quota_guard }
+    }
+
+    /// The pool of these keys and models.
+    #[must_use]
+    pub(crate) fn pool(&self) -> Pool {
+        let hashes = self.keys.iter().map(|key| key.secret.hash()).collect();
+        let number = |key: &KeyConfig| {
+            let first = self.keys.iter().position(|other| other.origin == key.origin);
+            first.expect("a key is among the keys")
+        };
+        let origins = self.keys.iter().map(number).collect();
+        Pool::new(hashes, self.models.clone()).with_origins(origins)
+    }
+
+    /// What is done about a model's limit, whatever else forbids it.
+    #[must_use]
+    pub fn limits(&self) -> ModelLimits {
+        match self.failover {
+            Failover::On => self.model_limits,
+            Failover::QuotaOnly => ModelLimits::Off,
+        }
     }
 }
 
@@ -170,6 +197,8 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         state_path: read.text("STATE_PATH").into(),
         cors_origin: read.value("CORS_ORIGIN", value::cors_origin),
         model_selection: read.value("MODEL_SELECTION", value::model_selection),
+        model_limits: read.value("MODEL_LIMITS", value::model_limits),
+        vision_models: read.optional_list("VISION_MODELS", list::models),
         failover: read.value("FAILOVER", value::failover),
         workers: read.number("WORKERS", WORKERS),
         queue_size: read.number("QUEUE_SIZE", QUEUE_SIZES),
@@ -183,6 +212,7 @@ pub fn load(environment: &Environment) -> Result<Loaded, ConfigError> {
         outbound: read.outbound(),
         log_filter: read.text("RUST_LOG"),
     };
+    read.vision(&config);
     read.plans(&config);
     read.guard(&config);
     read.finish(config)
@@ -241,7 +271,12 @@ impl<'a> Reader<'a> {
     }
 
     fn list<T>(&mut self, name: &str, parse: impl Fn(&str) -> List<T>) -> Vec<T> {
-        let Some(text) = self.required(name) else { return Vec::new() };
+        self.required(name);
+        self.optional_list(name, parse)
+    }
+
+    fn optional_list<T>(&mut self, name: &str, parse: impl Fn(&str) -> List<T>) -> Vec<T> {
+        let Some(text) = self.environment.get(name) else { return Vec::new() };
         let List { entries, flaws, notes } = parse(text);
         flaws.into_iter().for_each(|flaw| self.problem(name, flaw));
         notes.into_iter().for_each(|note| self.note(name, note));
@@ -255,6 +290,15 @@ impl<'a> Reader<'a> {
             self.problem(name, flaw);
             Vec::new()
         })
+    }
+
+    /// Models that are not the pool's are never asked.
+    fn vision(&mut self, config: &Config) {
+        for (number, model) in (1..).zip(&config.vision_models) {
+            if !config.models.contains(model) {
+                self.problem("VISION_MODELS", format!("item {number} is not in MODEL_IDS"));
+            }
+        }
     }
 
     fn plans(&mut self, config: &Config) {
@@ -391,7 +435,8 @@ mod tests {
         assert_eq!(config.quotas, Quotas { usual: 1_000_000, exceptions: Vec::new() });
         assert_eq!(config.quota_guard, None);
         assert_eq!(config.model_selection, ModelSelection::Pool);
-        assert_eq!(config.failover, Failover::On);
+        assert_eq!((config.limits(), config.failover), (ModelLimits::Adapt, Failover::On));
+        assert!(config.vision_models.is_empty());
         assert_eq!((config.workers, config.queue_size), (64, 256));
         assert_eq!(config.max_body_bytes, 64 << 20);
         let timeouts = [
@@ -426,6 +471,8 @@ mod tests {
             ("CORS_ORIGIN", "false"),
             ("NATIVE_UPSTREAM_BASE_URL", "http://127.0.0.1:1/c"),
             ("MODEL_SELECTION", "prefer"),
+            ("MODEL_LIMITS", "move"),
+            ("VISION_MODELS", "qwen-turbo"),
             ("FAILOVER", "quota-only"),
             ("WORKERS", "1"),
             ("QUEUE_SIZE", "1"),
@@ -487,6 +534,29 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_sees_has_to_be_in_the_pool() {
+        let config = config_with(&[("VISION_MODELS", " qwen-plus, 'qwen-max'")]);
+        assert_eq!(config.vision_models, ["qwen-plus", "qwen-max"]);
+        let error = load_with(&[("VISION_MODELS", "qwen-plus,qwen-vl-max")]).unwrap_err();
+        assert_eq!(error.to_string().trim(), "VISION_MODELS: item 2 is not in MODEL_IDS");
+    }
+
+    #[test]
+    fn where_only_exhaustion_tries_another_slot_limits_are_off() {
+        let config = config_with(&[("FAILOVER", "quota-only"), ("MODEL_LIMITS", "adapt")]);
+        assert_eq!(config.limits(), ModelLimits::Off);
+        assert_eq!(config_with(&[("MODEL_LIMITS", "MOVE")]).limits(), ModelLimits::Move);
+    }
+
+    #[test]
+    fn models_are_told_apart_by_the_origin_of_their_key() {
+        let keys = "k1,k2@https://h,k3,k4@https://h,k5@https://i";
+        let pool = config_with(&[("DASHSCOPE_API_KEYS", keys)]).pool();
+        let origins: Vec<_> = pool.keys().map(|key| pool.origin_of(key)).collect();
+        assert_eq!(origins, [0, 1, 0, 1, 4]);
+    }
+
+    #[test]
     fn all_problems_are_told_at_once_by_variable_and_without_values() {
         let error = load_with(&[
             ("PROXY_API_KEY", "geheim wort"),
@@ -502,6 +572,7 @@ mod tests {
             ("QUOTA_GUARD", "geheim"),
             ("CORS_ORIGIN", "geheim"),
             ("MODEL_SELECTION", "geheim"),
+            ("MODEL_LIMITS", "geheim"),
             ("FAILOVER", "geheim"),
             ("WORKERS", "4097"),
             ("QUEUE_SIZE", "-1"),
@@ -533,6 +604,7 @@ mod tests {
                 "QUOTA_GUARD",
                 "CORS_ORIGIN",
                 "MODEL_SELECTION",
+                "MODEL_LIMITS",
                 "FAILOVER",
                 "WORKERS",
                 "QUEUE_SIZE",
@@ -658,8 +730,10 @@ mod tests {
                 assert_eq!(assignment.value, default, "{}", variable.name);
             }
         }
-        // The certificates of the example are on nobody's disk.
-        let there = parsed.assignments.into_iter().filter(|it| it.name != "UPSTREAM_CA_FILE");
+        // The certificates of the example are on nobody's disk, and none of its models sees.
+        let strange = ["UPSTREAM_CA_FILE", "VISION_MODELS"];
+        let there = parsed.assignments.into_iter();
+        let there = there.filter(|it| !strange.contains(&&*it.name));
         let pairs = there.map(|it| (it.name, it.value));
         assert!(load(&Environment::from_pairs(pairs)).is_ok());
     }

@@ -103,6 +103,11 @@ pub enum ProxyError {
         /// How many are switched off.
         disabled: usize,
     },
+    /// No model of the pool takes the request, and it is known that none would.
+    NoneTakes {
+        /// What DashScope said of one, before.
+        said: String,
+    },
     /// A model name that cannot be one.
     Model,
     /// DashScope does not accept a key of ours. (The client would take its 401 for one about the
@@ -139,7 +144,11 @@ impl ProxyError {
             Self::ForeignOrigin => 403,
             Self::NotFound | Self::NoSuchModel(_) | Self::NotInPool(_) => 404,
             Self::WrongMethod { .. } => 405,
-            Self::Body(_) | Self::Malformed(_) | Self::Model | Self::Command(_) => 400,
+            Self::Body(_)
+            | Self::Malformed(_)
+            | Self::Model
+            | Self::Command(_)
+            | Self::NoneTakes { .. } => 400,
             Self::Encoded { .. } => 415,
             Self::TooLarge { .. } => 413,
             Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => 503,
@@ -196,6 +205,7 @@ impl ProxyError {
             Self::Body(_) => "invalid_body",
             Self::Malformed(_) => "malformed_request",
             Self::Model => "invalid_model",
+            Self::NoneTakes { .. } => "model_limit",
             Self::KeyRejected { .. } => "upstream_key_rejected",
             Self::Encoded { .. } => "unsupported_content_encoding",
             Self::TooLarge { .. } => "request_too_large",
@@ -251,6 +261,10 @@ impl fmt::Display for ProxyError {
             Self::Malformed(what) => f.write_str(what),
             Self::Model => f.write_str(
                 "the model name may hold letters, digits and ._:/@+- only, at most 128 of them",
+            ),
+            Self::NoneTakes { said } => write!(
+                f,
+                "{said} (said before: no available model of the pool takes this request)"
             ),
             Self::KeyRejected { label } => {
                 write!(f, "DashScope does not accept the key {label} of this proxy")

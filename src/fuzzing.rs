@@ -11,6 +11,7 @@ use crate::clock::Timestamp;
 use crate::config::{self, ConfigError, Environment};
 use crate::policy::body::RequestBody;
 use crate::policy::ids::{self, Makes};
+use crate::policy::limits::{self, Bounds, Effect, Needs, Refusal, Wire};
 use crate::policy::retry_after;
 use crate::policy::route::{self, Endpoint, Route, Rule};
 use crate::policy::sse;
@@ -49,7 +50,7 @@ pub fn edit_body(body: &[u8], model: &str) -> Option<Sent> {
         reader.read_to_end(&mut bytes).expect("memory can be read");
         bytes
     };
-    let (edited, as_sent) = (body.with_model(model), body.as_sent());
+    let (edited, as_sent) = (body.with_model(model, &[]), body.as_sent());
     Some(Sent {
         edited: read(Box::new(edited.reader())),
         length: edited.len(),
@@ -100,6 +101,31 @@ fn told(verdict: Verdict) -> (&'static str, Option<u64>) {
         Verdict::Throttled(rest) => (verdict.name(), Some(rest.as_secs())),
         _ => (verdict.name(), None),
     }
+}
+
+/// What a refusal tells of, and the request's body with what it names lowered.
+#[must_use]
+pub fn limit(
+    status: u16,
+    message: &str,
+    body: &[u8],
+    is_streamed: bool,
+) -> Option<(&'static str, Vec<u8>)> {
+    let parsed = RequestBody::parse(body).ok()?;
+    let needs = Needs::of(body, Wire::Chat, is_streamed);
+    let refusal = Refusal { status, message, model: "qwen-max", is_native: false };
+    let limit = limits::recognise(refusal, || &needs)?;
+    let bounds = match limit.effect(&needs) {
+        Effect::Over(bounds) => bounds,
+        Effect::Refused => Bounds::default(),
+        Effect::None => panic!("{limit:?} has nothing to do with the request"),
+    };
+    let (mut sent, lowered) = (Vec::new(), needs.lowered(bounds));
+    let edited = parsed.with_model("qwen-max", &lowered);
+    edited.reader().read_to_end(&mut sent).expect("memory can be read");
+    let after = Needs::of(&sent, Wire::Chat, is_streamed);
+    assert!(bounds.is_none() || limit.effect(&after) == Effect::None, "{limit:?} {after:?}");
+    Some((limit.kind(), sent))
 }
 
 /// Every identifier that an answer may make.

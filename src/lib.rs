@@ -19,7 +19,7 @@
 //! | `relay`, `upstream`, `store` | bytes back to the client; the only user of ureq; the state file |
 //! | [`error`] | what the operator and clients are told |
 //! | [`config`] | the environment, checked |
-//! | `policy` | every decision, pure: pool, scheduler, benches, guard, verdict, failover, route, body, headers, events, what answers used, the file's schema |
+//! | `policy` | every decision, pure: pool, scheduler, benches, guard, verdict, limits, failover, route, body, headers, events, what answers used, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
 //! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator`, `tcp_info` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |

@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     first_byte: Histogram,
     total: Histogram,
     slots: Family<Labels, Gauge>,
+    limits: Family<Labels, Gauge>,
     workers: Family<Labels, Gauge>,
     queue: Gauge,
     connections: Gauge,
@@ -43,6 +44,8 @@ pub(crate) struct Metrics {
 pub(crate) struct Standings {
     /// Slots by the name of their standing.
     pub slots: Vec<(&'static str, usize)>,
+    /// What models are known not to take: the model, the kind, and how many there are.
+    pub limits: Vec<(String, &'static str, usize)>,
     /// The front.
     pub load: Load,
     /// Writes of the state file that reached the disk, and that did not.
@@ -90,6 +93,7 @@ impl Default for Metrics {
             first_byte,
             total,
             slots: Family::default(),
+            limits: Family::default(),
             workers: Family::default(),
             queue: Gauge::default(),
             connections: Gauge::default(),
@@ -113,6 +117,7 @@ impl Metrics {
         registry.register("first_byte_seconds", "From the request's head to the first byte of its answer", self.first_byte.clone());
         registry.register("request_seconds", "From the request's head to the end of its answer", self.total.clone());
         registry.register("slots", "Slots by how they stand", self.slots.clone());
+        registry.register("limits", "What models are known not to take, by model and kind", self.limits.clone());
         registry.register("workers", "Workers by what they do", self.workers.clone());
         registry.register("queued_requests", "Requests that wait for a worker", self.queue.clone());
         registry.register("connections", "Client connections", self.connections.clone());
@@ -166,6 +171,12 @@ impl Metrics {
         for (standing, count) in &standings.slots {
             set(&self.slots.get_or_create(&vec![("state", (*standing).to_owned())]), *count);
         }
+        // What has ended is gone.
+        self.limits.clear();
+        for (model, kind, count) in &standings.limits {
+            let labels = vec![("model", model.clone()), ("kind", (*kind).to_owned())];
+            set(&self.limits.get_or_create(&labels), *count);
+        }
         let Load { workers, busy, queued, connections } = standings.load;
         let workers_that = |what: &str, count| {
             set(&self.workers.get_or_create(&vec![("state", what.to_owned())]), count);
@@ -213,6 +224,7 @@ mod tests {
         let load = Load { workers: 4, busy: 1, queued: 0, connections: 2 };
         let text = metrics.render(&Standings {
             slots: vec![("available", 5), ("cooling", 1)],
+            limits: vec![("m1".to_owned(), "max_output", 2)],
             load,
             state_writes: (3, 1),
             uptime: Duration::from_secs(9),
@@ -223,6 +235,7 @@ mod tests {
             r#"dashscope_proxy_tokens_total{key="abc",model="m1",direction="output"} 7"#,
             r#"dashscope_proxy_estimated_tokens_total{key="abc",model="m1"} 11"#,
             r#"dashscope_proxy_slots{state="cooling"} 1"#,
+            r#"dashscope_proxy_limits{model="m1",kind="max_output"} 2"#,
             r#"dashscope_proxy_workers{state="idle"} 3"#,
             "dashscope_proxy_state_writes_total 3",
             "dashscope_proxy_state_write_failures_total 1",
@@ -231,5 +244,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|told| told == line), "{line}\n{text}");
         }
+        let text = metrics.render(&Standings::default());
+        assert!(!text.contains("max_output"), "what has ended is gone\n{text}");
     }
 }

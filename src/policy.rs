@@ -12,6 +12,7 @@ pub(crate) mod failover;
 pub(crate) mod guard;
 pub(crate) mod headers;
 pub(crate) mod ids;
+pub(crate) mod limits;
 pub(crate) mod meter;
 pub(crate) mod pool;
 pub(crate) mod redirect;

@@ -7,9 +7,11 @@
 mod attempt;
 pub(crate) mod counting;
 mod heads;
+mod limits;
 mod story;
 mod walk;
 
+use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,9 +27,10 @@ use crate::panics::fault_point;
 use crate::policy::body::RequestBody;
 use crate::policy::estimate;
 use crate::policy::ids::{self, Makes};
+use crate::policy::limits::{Lowered, Needs};
 use crate::policy::pool::{KeyIndex, Pool, Slot, is_model_id};
 use crate::policy::route::{Endpoint, Protocol, Rule};
-use crate::policy::scheduler::{Scheduler, Wanted};
+use crate::policy::scheduler::{Pick, Scheduler, Wanted};
 use crate::relay::{self, Client, End, Held, Relayed};
 use crate::store::Store;
 use crate::upstream::{self, CallError, FailureKind, Over, Upstream};
@@ -85,6 +88,8 @@ struct Task<'a> {
     first: Option<&'a str>,
     /// Which identifiers the answer may make.
     makes: Makes,
+    /// What it needs of a model, once somebody had to look.
+    needs: OnceCell<Needs>,
     story: &'a mut Story,
 }
 
@@ -141,7 +146,8 @@ impl Proxy {
         });
         let key = self.only_key(&endpoint.rule, body.as_ref());
         let makes = ids::made_by(endpoint, body.as_ref().is_none_or(RequestBody::is_stored));
-        let task = Task { request, body: body.as_ref(), wanted, key, first, makes, story };
+        let (body, needs) = (body.as_ref(), OnceCell::new());
+        let task = Task { request, body, wanted, key, first, makes, needs, story };
         match endpoint.rule {
             Rule::Count => self.count(task, client),
             _ => self.walk(task, client),
@@ -191,7 +197,7 @@ impl Proxy {
         let told = self.next_slot(&task, &Walk::default()).map(|pick| {
             task.story.attempts = 1;
             task.story.slot = Some(pick.slot.clone());
-            (self.call(&task, &pick.slot, client, Over::Any), pick.slot)
+            (self.call(&task, &pick, client, Over::Any), pick.slot)
         });
         if let Ok((Err(error), _)) = &told
             && error.kind == FailureKind::ClientLeft
@@ -262,6 +268,19 @@ impl Proxy {
 }
 
 impl Task<'_> {
+    /// What it needs of a model. The first who asks pays for a pass over the body.
+    fn needs(&self) -> &Needs {
+        self.needs.get_or_init(|| {
+            let body = self.body.map_or(&[][..], RequestBody::bytes);
+            Needs::of(body, self.request.endpoint.wire(), self.is_streamed())
+        })
+    }
+
+    /// What has to be lowered in its body for the slot of `pick`.
+    fn lowered(&self, pick: &Pick) -> Vec<Lowered> {
+        if pick.bounds.is_none() { Vec::new() } else { self.needs().lowered(pick.bounds) }
+    }
+
     /// Whether the client named the model that it gets, so that a wrong one is its own mistake.
     fn names_model(&self) -> bool {
         self.wanted != Wanted::Pool

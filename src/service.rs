@@ -63,9 +63,9 @@ impl Service {
         let now = clock::now();
         let (store, file) = Store::open(&config.state_path, now)?;
         let newest = file.newest_change();
-        let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
-        let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
-        let mut scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now);
+        let pool = Arc::new(config.pool());
+        let mut scheduler = Scheduler::new(Arc::clone(&pool), config.cooldown, file, now)
+            .with_limits(config.limits(), &config.vision_models);
         let guarded = scheduler.set_guard(config.guard(), now);
         for doubt in doubts_of_the_clock(&scheduler, config.cooldown, newest, now) {
             warn!("clock {doubt}");

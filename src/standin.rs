@@ -19,6 +19,7 @@ use shared::Shared;
 mod answers;
 mod connection;
 mod gate;
+mod limits;
 mod native;
 mod output;
 mod refusals;
@@ -29,6 +30,7 @@ mod shared;
 mod wire;
 
 pub use gate::Gate;
+pub use limits::Limit;
 pub use refusals::{Refusal, Told};
 pub use script::{End, Framing, Part, Reply, Shape};
 
@@ -158,6 +160,11 @@ impl StandIn {
         self.shared.state.lock().script.set_models(Some(models));
     }
 
+    /// What this model refuses, as DashScope would: before it looks at the quota.
+    pub fn set_limits(&self, model: &str, limits: &[Limit]) {
+        self.shared.state.lock().script.set_limits(model, limits.to_vec());
+    }
+
     /// What this slot (`*` is any, also requests without key or model) answers until [`clear`].
     ///
     /// [`clear`]: StandIn::clear
@@ -176,7 +183,7 @@ impl StandIn {
         self.shared.state.lock().script.set_decide(Arc::new(decide));
     }
 
-    /// Forgets replies and quotas; known keys, known models and calls stay.
+    /// Forgets replies and quotas; known keys, known models, limits and calls stay.
     pub fn clear(&self) {
         self.shared.state.lock().script.clear();
     }

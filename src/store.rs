@@ -339,7 +339,9 @@ mod tests {
     fn take(scheduler: &Mutex<Scheduler>) -> Pick {
         let (wanted, base) = (Wanted::Pool, Protocol::OpenAi);
         let tried = &Tried::default();
-        let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
+        let (path, needs) = ("/chat/completions", None);
+        let ask =
+            Ask { tried, wanted, key: None, first: None, base, path, needs, has_answer: false };
         let moment = Moment { calendar: Timestamp(2_000), monotonic: clock::instant() };
         match scheduler.lock().next_slot(&ask, moment) {
             Next::Slot(pick) => pick,

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock::Moment;
+use crate::policy::limits::Fact;
 use crate::policy::pool::Pool;
 use crate::policy::scheduler::{Guarding, Scheduler, SlotView, Standing};
 use crate::policy::verdict::Verdict;
@@ -59,6 +60,7 @@ fn slot(pool: &Pool, view: &SlotView<'_>) -> Value {
         "lastError": view.last_error,
         "lastUsedAt": view.last_used_at.map(|at| at.to_string()),
         "lastVerdict": view.last_verdict.map(Verdict::name),
+        "limits": view.limits.iter().map(|fact| limit(fact)).collect::<Vec<_>>(),
         "requests": view.tally.requests,
         "inputTokens": view.tally.input_tokens,
         "outputTokens": view.tally.output_tokens,
@@ -68,6 +70,20 @@ fn slot(pool: &Pool, view: &SlotView<'_>) -> Value {
         "freeQuotaTokens": view.quota,
         "estimatedTokensLeft": tokens_left(view),
         "guard": view.guarding.name(),
+    })
+}
+
+/// What a model cannot take.
+fn limit(fact: &Fact) -> Value {
+    let on = fact.limit.hangs_on();
+    json!({
+        "kind": fact.limit.kind(),
+        "bound": fact.limit.bound(),
+        "on": Some(on).filter(|on| !on.is_empty()),
+        "path": &*fact.path,
+        "said": &*fact.said,
+        "learnedAt": fact.learned.calendar.to_string(),
+        "until": fact.until().to_string(),
     })
 }
 

@@ -6,7 +6,6 @@ use super::{CommandError, Report, Source, client, pretty, table};
 use crate::admin;
 use crate::clock;
 use crate::config::Config;
-use crate::policy::pool::Pool;
 use crate::policy::scheduler::Scheduler;
 use crate::policy::state::StateFile;
 use crate::store;
@@ -33,8 +32,7 @@ pub(super) fn run(config: &Config, json: bool, colours: bool) -> Result<Report, 
 
 /// The pool as a proxy would have it that starts now.
 pub(super) fn scheduler(config: &Config, file: StateFile) -> Scheduler {
-    let key_hashes = config.keys.iter().map(|key| key.secret.hash()).collect();
-    let pool = Arc::new(Pool::new(key_hashes, config.models.clone()));
+    let pool = Arc::new(config.pool());
     let mut scheduler = Scheduler::new(pool, config.cooldown, file, clock::now());
     scheduler.set_guard(config.guard(), clock::now());
     scheduler

@@ -58,8 +58,20 @@ struct Row {
     output_tokens: u64,
     estimated_tokens: u64,
     estimated_tokens_left: Option<u64>,
+    limits: Vec<Limit>,
     last_error: Option<String>,
     last_verdict: Option<String>,
+}
+
+/// What a model is known not to take.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Limit {
+    kind: String,
+    bound: Option<u64>,
+    on: Option<String>,
+    path: String,
+    until: String,
 }
 
 /// The whole text.
@@ -84,6 +96,7 @@ pub(super) fn render(
     if status.models.iter().any(|row| row.current_key && row.current_model) {
         text.push_str("* the next request starts here\n");
     }
+    text.push_str(&limits(&status.models));
     if status.models.iter().any(|row| row.unknown_requests > 0) {
         text.push_str("> <: some answers did not say how many tokens they used\n");
     }
@@ -126,6 +139,27 @@ fn introduction(status: &Status, source: &Source) -> String {
     }
     text.push('\n');
     text
+}
+
+/// A line for each limit; those of one model are the same whatever the key.
+fn limits(rows: &[Row]) -> String {
+    let mut told: Vec<(&str, &Limit)> = Vec::new();
+    for row in rows {
+        for limit in row.limits.iter().map(|limit| (&*row.id, limit)) {
+            if !told.contains(&limit) {
+                told.push(limit);
+            }
+        }
+    }
+    let line = |(model, limit): (&str, &Limit)| {
+        let bound = limit.bound.map(|bound| format!(" {bound}"));
+        let on = limit.on.as_ref().map(|on| format!(" ({on})"));
+        let (bound, on) = (bound.unwrap_or_default(), on.unwrap_or_default());
+        let Limit { kind, path, until, .. } = limit;
+        let text = format!("limit: {model} {kind}{bound}{on} on {path} until {until}");
+        format!("{}\n", fitted(&text, WIDTH).trim_end())
+    };
+    told.into_iter().map(line).collect()
 }
 
 impl Row {
@@ -280,6 +314,7 @@ mod tests {
             "requests": u64::MAX, "unknownRequests": 1, "inputTokens": u64::MAX, "outputTokens": 1,
             "estimatedTokens": u64::MAX,
             "estimatedTokensLeft": u64::MAX, "lastError": "免费额度用完即停".repeat(50),
+            "limits": [{"kind": "x".repeat(99), "path": "/\u{1b}[31m", "on": "限".repeat(99)}],
         })
     }
 
@@ -321,6 +356,18 @@ mod tests {
         let coloured = rendered(json!([worst()]), true);
         assert!(!plain.contains('\x1b'));
         assert_eq!(coloured.replace("\x1b[32mavailable\x1b[0m", "available"), plain);
+    }
+
+    #[test]
+    fn a_limit_is_told_once_whatever_the_number_of_keys() {
+        let limit = json!({"kind": "max_output", "bound": 8192, "on": "thinking:on",
+                           "path": "/messages", "until": "2026-12-01T00:00:00.000Z"});
+        let slot = |key: &str| json!({"keyHash": key, "id": "m1", "limits": [limit]});
+        let text = rendered(json!([slot("a"), slot("b")]), false);
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("limit:")).collect();
+        let told =
+            "limit: m1 max_output 8192 (thinking:on) on /messages until 2026-12-01T00:00:00.000Z";
+        assert_eq!(lines, [told]);
     }
 
     #[test]

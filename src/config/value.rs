@@ -14,6 +14,7 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::policy::failover::Failover;
 use crate::policy::guard::Quotas;
+use crate::policy::limits::ModelLimits;
 use crate::secret::Secret;
 
 /// Reads a number written with digits alone.
@@ -92,6 +93,15 @@ pub(super) fn model_selection(text: &str) -> Result<ModelSelection, &'static str
         "pool" => Ok(ModelSelection::Pool),
         "prefer" => Ok(ModelSelection::Prefer),
         _ => Err("must be pool or prefer"),
+    }
+}
+
+pub(super) fn model_limits(text: &str) -> Result<ModelLimits, &'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "adapt" => Ok(ModelLimits::Adapt),
+        "move" => Ok(ModelLimits::Move),
+        "off" => Ok(ModelLimits::Off),
+        _ => Err("must be adapt, move or off"),
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
     Variable { name: "STATE_PATH", default: Some("./data/proxy-state.json") },
     Variable { name: "CORS_ORIGIN", default: Some("*") },
     Variable { name: "MODEL_SELECTION", default: Some("pool") },
+    Variable { name: "MODEL_LIMITS", default: Some("adapt") },
+    Variable { name: "VISION_MODELS", default: None },
     Variable { name: "FAILOVER", default: Some("on") },
     Variable { name: "WORKERS", default: Some("64") },
     Variable { name: "QUEUE_SIZE", default: Some("256") },

@@ -1,8 +1,8 @@
-//! The request body: read once, and changed in one place.
+//! The request body: read once, and changed where it must be.
 //!
-//! Only the bytes of the top-level `model` value change. Re-serialising would turn integers
-//! above 2^53 into other numbers, reorder keys (and so lose upstream's prompt cache) and let
-//! escapes grow.
+//! Only the bytes of the top-level `model` value change, and the digits of an upper bound that is
+//! lowered for a model (design section 11). Re-serialising would turn integers above 2^53 into
+//! other numbers, reorder keys (and so lose upstream's prompt cache) and let escapes grow.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -13,6 +13,7 @@ use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::ids;
+use super::limits::Lowered;
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,51 +103,72 @@ impl<'a> RequestBody<'a> {
         }
     }
 
+    /// All its bytes, as the client sent them.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     /// The body as the client sent it.
     #[must_use]
     pub(crate) fn as_sent(&self) -> Edited<'a> {
-        Edited { before: self.bytes, patch: String::new(), after: &[] }
+        Edited::new(self.bytes, Vec::new())
     }
 
-    /// The body with `model` in it, everything else to the byte as the client sent it.
+    /// The body with `model` in it, and with these upper bounds lowered; everything else to the
+    /// byte as the client sent it.
     #[must_use]
-    pub(crate) fn with_model(&self, model: &str) -> Edited<'a> {
+    pub(crate) fn with_model(&self, model: &str, lowered: &[Lowered]) -> Edited<'a> {
         let value = serde_json::Value::from(model).to_string();
-        let (before, patch, after) = match &self.place {
-            Place::Replace(span) => (span.start, value, span.end),
+        let model = match &self.place {
+            Place::Replace(span) => (span.clone(), value),
             Place::Insert { at, comma } => {
                 let comma = if *comma { "," } else { "" };
-                (*at, format!("\"model\":{value}{comma}"), *at)
+                (*at..*at, format!("\"model\":{value}{comma}"))
             }
         };
-        Edited { before: &self.bytes[..before], patch, after: &self.bytes[after..] }
+        let lowered = lowered.iter().map(|it| (it.span.clone(), it.value.to_string()));
+        Edited::new(self.bytes, lowered.chain([model]).collect())
     }
 }
 
-/// A body with its model changed: no copy, because bodies may be large.
+/// A body with some of its bytes replaced: no copy, because bodies may be large.
 #[derive(Debug)]
 pub(crate) struct Edited<'a> {
-    before: &'a [u8],
-    patch: String,
-    after: &'a [u8],
+    /// What was sent before each patch, and the patch.
+    parts: Vec<(&'a [u8], String)>,
+    /// What was sent behind the last one.
+    rest: &'a [u8],
 }
 
-impl Edited<'_> {
+impl<'a> Edited<'a> {
+    fn new(bytes: &'a [u8], mut patches: Vec<(Range<usize>, String)>) -> Self {
+        patches.sort_by_key(|(span, _)| span.start);
+        let (mut parts, mut done) = (Vec::with_capacity(patches.len()), 0);
+        for (span, patch) in patches {
+            parts.push((&bytes[done..span.start], patch));
+            done = span.end;
+        }
+        Self { parts, rest: &bytes[done..] }
+    }
+
     /// How long it is, in bytes.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
-        self.before.len() + self.patch.len() + self.after.len()
+        let parts = self.parts.iter().map(|(sent, patch)| sent.len() + patch.len());
+        parts.sum::<usize>() + self.rest.len()
     }
 
     /// All its bytes, in order.
     #[must_use]
     pub(crate) fn reader(&self) -> impl Read {
-        Parts([self.before, self.patch.as_bytes(), self.after])
+        let parts = self.parts.iter().flat_map(|(sent, patch)| [*sent, patch.as_bytes()]);
+        Parts(parts.chain([self.rest]).collect())
     }
 }
 
 /// Reads one after the other, and fills the buffer: each read becomes a write to upstream.
-struct Parts<'a>([&'a [u8]; 3]);
+struct Parts<'a>(Vec<&'a [u8]>);
 
 impl Read for Parts<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -248,7 +270,7 @@ mod tests {
     }
 
     fn edited(text: &str) -> String {
-        written(&parse(text).with_model("qwen-plus"))
+        written(&parse(text).with_model("qwen-plus", &[]))
     }
 
     #[test]
@@ -291,7 +313,28 @@ mod tests {
     #[test]
     fn a_model_id_is_written_as_json() {
         let body = parse("{}");
-        assert_eq!(written(&body.with_model(r#"a"b\c"#)), r#"{"model":"a\"b\\c"}"#);
+        assert_eq!(written(&body.with_model(r#"a"b\c"#, &[])), r#"{"model":"a\"b\\c"}"#);
+    }
+
+    #[test]
+    fn lowered_bounds_are_replaced_where_they_stand_before_and_behind_the_model() {
+        let text = r#"{"max_tokens" : 64000, "model":"x", "n":1,"thinking_budget":32000 }"#;
+        let span = |digits: &str| {
+            let at = text.find(digits).unwrap();
+            at..at + digits.len()
+        };
+        let lowered = |name, span, value| Lowered { name, span, value };
+        let budget = lowered("thinking_budget", span("32000"), 4096);
+        let edits = [budget, lowered("max_tokens", span("64000"), 8192)];
+        assert_eq!(
+            written(&parse(text).with_model("qwen-max", &edits)),
+            r#"{"max_tokens" : 8192, "model":"qwen-max", "n":1,"thinking_budget":4096 }"#
+        );
+        let body = parse(r#"{"max_tokens":64000}"#);
+        assert_eq!(
+            written(&body.with_model("m", &[lowered("max_tokens", 14..19, 7)])),
+            r#"{"model":"m","max_tokens":7}"#
+        );
     }
 
     #[test]

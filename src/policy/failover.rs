@@ -60,7 +60,7 @@ pub(crate) fn penalty(verdict: Verdict) -> Penalty {
         Verdict::Throttled(rest) => Penalty::Slot(Rest::For(rest)),
         Verdict::Unavailable => Penalty::Slot(Rest::Growing),
         Verdict::QuotaExhausted
-        | Verdict::StreamOnly
+        | Verdict::ModelLimit
         | Verdict::InternalError
         | Verdict::Success
         | Verdict::CallerError => Penalty::None,
@@ -98,7 +98,7 @@ impl Budget {
     /// Whether a request of this `age` goes on to a further slot after `verdict`.
     pub(crate) fn allows(&mut self, verdict: Verdict, age: Duration) -> bool {
         let limit = match verdict {
-            Verdict::QuotaExhausted | Verdict::StreamOnly => return true,
+            Verdict::QuotaExhausted | Verdict::ModelLimit => return true,
             Verdict::Success | Verdict::CallerError => return false,
             Verdict::InternalError => FURTHER_AFTER_INTERNAL,
             Verdict::AccountBlocked
@@ -146,7 +146,7 @@ mod tests {
         let mut budget = Budget::default();
         for _ in 0..100 {
             assert!(budget.allows(Verdict::QuotaExhausted, LATEST * 100));
-            assert!(budget.allows(Verdict::StreamOnly, LATEST * 100));
+            assert!(budget.allows(Verdict::ModelLimit, LATEST * 100));
         }
         assert!(budget.allows(THROTTLED, YOUNG));
     }
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn quota_only_switches_everything_else_off() {
-        for verdict in [THROTTLED, Verdict::KeyRejected, Verdict::Unavailable, Verdict::StreamOnly]
+        for verdict in [THROTTLED, Verdict::KeyRejected, Verdict::Unavailable, Verdict::ModelLimit]
         {
             assert_eq!(Failover::QuotaOnly.admit(verdict), Verdict::CallerError);
             assert_eq!(Failover::On.admit(verdict), verdict);

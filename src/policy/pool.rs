@@ -37,6 +37,8 @@ pub(crate) struct Slot {
 pub(crate) struct Pool {
     key_hashes: Vec<String>,
     models: Vec<Arc<str>>,
+    /// The number of each key's origin; empty where all have the same.
+    origins: Vec<usize>,
 }
 
 impl Pool {
@@ -46,7 +48,20 @@ impl Pool {
     /// every request on it ends in a 503.
     #[must_use]
     pub(crate) fn new(key_hashes: Vec<String>, models: Vec<String>) -> Self {
-        Self { key_hashes, models: models.into_iter().map(Into::into).collect() }
+        let models = models.into_iter().map(Into::into).collect();
+        Self { key_hashes, models, origins: Vec::new() }
+    }
+
+    /// The same with the number of each key's origin: a model may differ from one to another.
+    #[must_use]
+    pub(crate) fn with_origins(self, origins: Vec<usize>) -> Self {
+        Self { origins, ..self }
+    }
+
+    /// The number of a key's origin.
+    #[must_use]
+    pub(crate) fn origin_of(&self, key: KeyIndex) -> usize {
+        self.origins.get(key.0).copied().unwrap_or(0)
     }
 
     /// How many keys there are.

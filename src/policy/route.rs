@@ -1,5 +1,6 @@
 //! What a path means.
 
+use super::limits::Wire;
 use super::pool::is_model_id;
 
 /// Whose envelope an error is written in, and whose rules a body follows.
@@ -53,6 +54,17 @@ impl Endpoint {
     #[must_use]
     pub(crate) fn is_upload(&self) -> bool {
         matches!(self.rule, Rule::Pinned { upload: true, .. })
+    }
+
+    /// How it writes its messages.
+    #[must_use]
+    pub(crate) fn wire(&self) -> Wire {
+        match self.protocol {
+            Protocol::OpenAi if self.path.starts_with("/responses") => Wire::Responses,
+            Protocol::OpenAi => Wire::Chat,
+            Protocol::Anthropic => Wire::Messages,
+            Protocol::Native => Wire::Native,
+        }
     }
 }
 

@@ -6,43 +6,37 @@
 mod ask;
 mod control;
 mod guarding;
+mod limits;
 mod pins;
 mod slots;
 mod tallies;
 mod twins;
 mod view;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::bench::{Benches, Rest};
 use super::guard::Guard;
+use super::limits::{Book, Bounds};
 use super::pool::{KeyIndex, Pool, Slot};
 use super::route::Protocol;
 use super::state::{self, RuntimeRecord, SlotRecord, StateFile};
 use super::verdict::Verdict;
 use crate::clock::{Moment, Timestamp};
-use ask::Doubt;
 pub(crate) use ask::{Ask, Next, Tried, Wanted};
 use control::Disabled;
 pub(crate) use control::Scope;
 use guarding::Marks;
 pub(crate) use guarding::{Guarded, Guarding, Left};
+use limits::{Chance, Choice};
 use pins::Pins;
 pub(crate) use slots::Snapshot;
 use slots::{Cursor, SlotState};
 use tallies::Tallies;
 pub(crate) use tallies::Tally;
 pub(crate) use view::{SlotView, Standing};
-
-/// How unwillingly a slot is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Reluctance {
-    None,
-    Benched,
-    StreamsOnly,
-}
 
 /// The order of events inside this process. Unlike the clock it never stands still or goes back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +47,8 @@ struct Tick(u64);
 pub(crate) struct Pick {
     /// The slot to try.
     pub slot: Slot,
+    /// What has to be lowered in the request for this slot's model.
+    pub bounds: Bounds,
     began: Tick,
     /// Whether the walk passed over cooling slots alone, so that a success may move the cursors.
     direct: bool,
@@ -89,8 +85,8 @@ pub(crate) struct Scheduler {
     key_cursor: Cursor,
     model_cursors: Vec<Cursor>,
     benches: Benches,
-    /// Models that answered that they only stream.
-    stream_only: HashSet<Arc<str>>,
+    /// What models cannot take.
+    book: Book,
     /// Keys that look like one account, each pair once.
     twins: Vec<(KeyIndex, KeyIndex)>,
     /// Which key made which identifier.
@@ -146,7 +142,7 @@ impl Scheduler {
             key_cursor,
             model_cursors,
             benches: Benches::default(),
-            stream_only: HashSet::new(),
+            book: Book::default(),
             twins: Vec::new(),
             pins,
             tallies,
@@ -163,40 +159,44 @@ impl Scheduler {
     }
 
     /// The slot with which to go on: the current key first, inside it the current model first,
-    /// and only what is available. What is benched comes last, and what cannot serve a request
-    /// that is not streamed after that. Among equals, where one was denied to the request, others'
-    /// keys come first. Nothing that was tried is given again.
+    /// and only what is available. Slots whose model takes the request as it is come before those
+    /// for which it has to be lowered, then come those that are benched, and last those whose
+    /// model is known to refuse it. Among equals, where
+    /// one was denied to the request, others' keys come first. Nothing that was tried is given again.
     pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
-            return Next::Slot(Pick { slot, began: self.advance(), direct: false });
+            let (bounds, began) = (Bounds::default(), self.advance());
+            return Next::Slot(Pick { slot, bounds, began, direct: false });
         }
-        let mut first = None;
-        let mut best: Option<((Reluctance, Doubt), Slot)> = None;
+        let (mut first, mut refusal) = (None, None);
+        let mut best: Option<Choice> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
                 continue;
             }
             first.get_or_insert_with(|| slot.clone());
-            if ask.tried.contains(&slot) {
-                continue;
+            match self.chance(slot, ask, moment.monotonic) {
+                Chance::No => {}
+                Chance::Never(said) => refusal = Some(said),
+                Chance::Yes(choice) => {
+                    if best.as_ref().is_none_or(|best| choice.order < best.order) {
+                        best = Some(choice);
+                    }
+                }
             }
-            let reluctance = self.reluctance(&slot, ask, moment.monotonic);
-            let rank = (reluctance, ask.tried.doubt(&slot));
-            if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-                best = Some((rank, slot));
-            }
-            if rank == (Reluctance::None, Doubt::default()) {
+            if best.as_ref().is_some_and(|best| best.order.is_best()) {
                 break;
             }
         }
-        match best {
-            Some((_, slot)) => {
+        match (best, refusal) {
+            (Some(Choice { slot, bounds, .. }), _) => {
                 let is_free = ask.wanted == Wanted::Pool && ask.key.is_none();
                 let direct = is_free && first.as_ref() == Some(&slot);
-                Next::Slot(Pick { slot, began: self.advance(), direct })
+                Next::Slot(Pick { slot, bounds, began: self.advance(), direct })
             }
-            None if first.is_some() => Next::NoneLeft,
-            None => self.none_available(ask),
+            (None, Some(said)) if !ask.has_answer => Next::NoneTakes { said },
+            (None, _) if first.is_some() => Next::NoneLeft,
+            (None, _) => self.none_available(ask),
         }
     }
 
@@ -291,14 +291,6 @@ impl Scheduler {
         }
     }
 
-    /// From now on this model is asked last by requests that are not streamed.
-    pub(crate) fn note_stream_only(&mut self, model: &Arc<str>) {
-        // The pool's only: clients could make up others without end.
-        if self.pool.place_of(model).is_some() {
-            self.stream_only.insert(Arc::clone(model));
-        }
-    }
-
     /// How many slots a request may use now.
     #[must_use]
     pub(crate) fn available_count(&self, now: Timestamp) -> usize {
@@ -358,11 +350,12 @@ impl Scheduler {
     fn preferred(&self, ask: &Ask<'_>, moment: Moment) -> Option<Slot> {
         let place = self.pool.place_of(ask.first?)?;
         let model = &self.pool.models()[place];
-        let mut slots = self.walk(Wanted::Model(model), ask.key);
-        slots.find(|slot| {
-            self.is_available(slot, moment.calendar)
-                && !ask.tried.contains(slot)
-                && self.reluctance(slot, ask, moment.monotonic) == Reluctance::None
+        let slots = self.walk(Wanted::Model(model), ask.key);
+        let slots = slots.filter(|slot| self.is_available(slot, moment.calendar));
+        let chances = slots.map(|slot| self.chance(slot, ask, moment.monotonic));
+        chances.into_iter().find_map(|chance| match chance {
+            Chance::Yes(choice) if choice.order.is_willing() => Some(choice.slot),
+            _ => None,
         })
     }
 
@@ -418,16 +411,6 @@ impl Scheduler {
         }
     }
 
-    fn reluctance(&self, slot: &Slot, ask: &Ask<'_>, at: Instant) -> Reluctance {
-        if !ask.streamed && self.stream_only.contains(&slot.model) {
-            Reluctance::StreamsOnly
-        } else if self.benches.is_benched(slot, ask.base, at) {
-            Reluctance::Benched
-        } else {
-            Reluctance::None
-        }
-    }
-
     fn is_available(&self, slot: &Slot, now: Timestamp) -> bool {
         !self.is_cooling(slot, now) && !self.is_disabled(slot)
     }
@@ -474,5 +457,7 @@ fn wrapping(start: usize, length: usize) -> Wrapping {
 
 #[cfg(test)]
 mod properties;
+#[cfg(test)]
+mod serving;
 #[cfg(test)]
 mod tests;

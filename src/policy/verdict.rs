@@ -58,9 +58,6 @@ const MODEL_CODES: [&str; 3] = ["model_not_found", "ModelNotFound", "model_not_s
 const PARAMETER_CODES: [&str; 1] = ["InvalidParameter"];
 const MODEL_WORDS: [&str; 1] = ["model not exist"];
 
-/// What models say that only stream, or speak WebSocket only, at 400.
-const STREAM_WORDS: [&str; 2] = ["only support stream", "not support http call"];
-
 /// What a per-minute limit and a used up quota of a model that cannot be paid for both say.
 const FREE_ALLOCATION_WORDS: [&str; 1] = ["free allocated quota exceeded"];
 
@@ -87,8 +84,9 @@ pub enum Verdict {
     ModelDenied,
     /// There is no such model here.
     ModelMissing,
-    /// This model does not answer a request that is not streamed.
-    StreamOnly,
+    /// This model cannot take the request; another may. Only [`limits`](super::limits) tells it
+    /// from the caller's own mistake.
+    ModelLimit,
     /// Too much at once; the slot should rest for this long.
     Throttled(Duration),
     /// Too much of the account's plan.
@@ -112,7 +110,7 @@ impl Verdict {
             Self::AccountBlocked => "account_blocked",
             Self::KeyRejected => "key_rejected",
             Self::ModelDenied | Self::ModelMissing => "model_denied",
-            Self::StreamOnly => "stream_only",
+            Self::ModelLimit => "model_limit",
             Self::Throttled(_) | Self::PlanThrottled => "throttled",
             Self::Unavailable => "unavailable",
             Self::InternalError => "internal_error",
@@ -232,8 +230,6 @@ fn judge(failure: Failure<'_>, fault: &Fault) -> Verdict {
         Verdict::ModelDenied
     } else if is_missing {
         Verdict::ModelMissing
-    } else if status == 400 && fault.says(&STREAM_WORDS) && !names_model {
-        Verdict::StreamOnly
     } else if fault.has_code(&PLAN_CODES) || status == 429 && speaks_of_plan(fault) {
         Verdict::PlanThrottled
     } else {
@@ -591,16 +587,6 @@ mod tests {
             &flat("AllocationQuota.FreeTierOnly", "week allocated quota exceeded")
         ));
         assert!(exhausted(403, &flat("QuotaExhausted", WORDS)));
-    }
-
-    #[test]
-    fn models_that_only_stream_say_so_in_words() {
-        for message in [
-            "This model only support stream mode, please enable the stream parameter to access the model. ",
-            "current user api does not support http call",
-        ] {
-            assert_eq!(judged(400, &flat("invalid_parameter_error", message)), Verdict::StreamOnly);
-        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::policy::bench::{LONG_BACKOFF, Rest};
 use crate::policy::failover::{self, Penalty};
 use crate::policy::headers::{self, Content};
 use crate::policy::ids::{self, Makes};
+use crate::policy::limits::Limit;
 use crate::policy::pool::{KeyIndex, Slot};
 use crate::policy::retry_after;
 use crate::policy::route::{Base, Rule};
@@ -32,6 +33,8 @@ pub(super) struct Judged {
     pub(super) answer: Answer,
     pub(super) held: Held,
     pub(super) judgement: Judgement,
+    /// What the model cannot take, if that is the verdict.
+    pub(super) limit: Option<Limit>,
 }
 
 impl Proxy {
@@ -43,18 +46,18 @@ impl Proxy {
         client: &mut dyn Client,
     ) -> Result<Judged, CallError> {
         task.story.attempts += 1;
-        let mut outcome = self.call(task, &pick.slot, client, Over::Any);
+        let mut outcome = self.call(task, pick, client, Over::Any);
         if let Err(error) = &outcome
             && error.repeatable
             && !task.request.endpoint.is_upload()
         {
             debug!("repeat id={} cause={}", task.request.id, Quoted(&error.cause));
             task.story.attempts += 1;
-            outcome = self.call(task, &pick.slot, client, Over::Fresh);
+            outcome = self.call(task, pick, client, Over::Fresh);
         }
         let (key, model) = (self.pool.label(pick.slot.key), self.model_name(&pick.slot));
         let judged = match outcome {
-            Ok(answer) => self.judge(answer, task),
+            Ok(answer) => self.judge(answer, task, &pick.slot),
             Err(error) => {
                 self.metrics.attempt(key, model, "no_answer");
                 return Err(error);
@@ -72,11 +75,11 @@ impl Proxy {
     pub(super) fn call(
         &self,
         task: &Task<'_>,
-        slot: &Slot,
+        pick: &Pick,
         client: &mut dyn Client,
         over: Over,
     ) -> Result<Answer, CallError> {
-        let request = task.request;
+        let (request, slot) = (task.request, &pick.slot);
         let url = self.url(request, slot.key);
         let client_headers = request.headers.iter().map(|(name, value)| (&**name, &**value));
         let content = match task.body {
@@ -87,7 +90,7 @@ impl Proxy {
         let key = &self.config.keys[slot.key.0].secret;
         upstream::authorize(&mut headers, self.config.auth_mode, key);
         let edited = task.body.map(|body| match task.wanted {
-            Wanted::Pool => body.with_model(&slot.model),
+            Wanted::Pool => body.with_model(&slot.model, &task.lowered(pick)),
             Wanted::Model(_) => body.as_sent(),
         });
         let length = client.upload_length();
@@ -122,7 +125,7 @@ impl Proxy {
     }
 
     /// Reads as much of an answer as its verdict needs.
-    fn judge(&self, mut answer: Answer, task: &Task<'_>) -> Judged {
+    fn judge(&self, mut answer: Answer, task: &Task<'_>, slot: &Slot) -> Judged {
         let is_success = (200..300).contains(&answer.status);
         let (held, mut judgement) = if is_success {
             self.judge_success(&mut answer, task)
@@ -139,7 +142,14 @@ impl Proxy {
         } else {
             self.config.failover.admit(judgement.verdict)
         };
-        Judged { answer, held, judgement }
+        let limit = match held.ended_by_client() {
+            true => None,
+            false => self.limit_in(&judgement, task, slot),
+        };
+        if limit.is_some() {
+            judgement.verdict = Verdict::ModelLimit;
+        }
+        Judged { answer, held, judgement, limit }
     }
 
     fn judge_failure(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
@@ -178,7 +188,7 @@ impl Proxy {
                 self.learn_exhaustion(&judged.judgement, judged.request_id(), task, pick);
             }
             Verdict::Success => self.learn_success(judged, task, pick),
-            Verdict::StreamOnly => self.scheduler.lock().note_stream_only(&pick.slot.model),
+            Verdict::ModelLimit => self.learn_limit(judged, task, &pick.slot),
             verdict => self.penalize(verdict, judged, task, &pick.slot),
         }
     }
@@ -237,6 +247,10 @@ impl Proxy {
             let mut scheduler = self.scheduler.lock();
             let pinned = scheduler.pin(ids, pick.slot.key, clock::now());
             let revision = scheduler.revision();
+            // Where nobody had to look, nothing is known that this could disprove.
+            if let Some(needs) = task.needs.get() {
+                scheduler.note_served(pick, &task.request.endpoint.path, needs);
+            }
             (pinned.then_some(revision), scheduler.report_success(pick, base, clock::now()))
         };
         // Before the client hears of an identifier, its key is on disk.

@@ -19,11 +19,14 @@ const KEY_HEADER: HeaderName = HeaderName::from_static("x-proxy-key-hash");
 const MODEL_HEADER: HeaderName = HeaderName::from_static("x-proxy-model");
 const ATTEMPTS_HEADER: HeaderName = HeaderName::from_static("x-proxy-attempts");
 
+/// `x-proxy-adjusted`: what was lowered in the request for the model that answered.
+pub(super) const ADJUSTED_HEADER: HeaderName = HeaderName::from_static("x-proxy-adjusted");
+
 /// nginx's sign not to hold a stream back.
 const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// The headers of ours that a browser's script may read.
-const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts";
+const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts, x-proxy-adjusted";
 
 /// A key shorter than this could be any word; DashScope's have 35 characters and more.
 const SHORTEST_TELLTALE: usize = 8;
@@ -136,6 +139,6 @@ fn length_of(headers: &HeaderMap) -> Option<u64> {
 }
 
 /// A header value of a text that was checked when it was configured or made.
-fn text_value(text: &str) -> HeaderValue {
+pub(super) fn text_value(text: &str) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or_else(|_| HeaderValue::from_static("-"))
 }

@@ -19,6 +19,8 @@ pub(super) struct Story {
     /// The last slot that answered.
     pub(super) last: Option<Answered>,
     pub(super) status: u16,
+    /// What was lowered in the request for that slot, as the client is told.
+    pub(super) adjusted: Option<String>,
     pub(super) relayed: Option<Relayed>,
     pub(super) refusal: Option<ProxyError>,
     /// What the answer meant.
@@ -81,8 +83,11 @@ impl Proxy {
             (None, Some(End::UpstreamCut(cause))) => format!("cut cause={}", Quoted(cause)),
             (None, _) => "clean".to_owned(),
         };
+        let adjusted = story.adjusted.as_deref();
+        let adjusted = adjusted.map(|what| format!(" adjusted={}", Quoted(what)));
+        let adjusted = adjusted.unwrap_or_default();
         info!(
-            "request id={} client={} method={} path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={} end={end}",
+            "request id={} client={} method={} path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={}{adjusted} end={end}",
             request.id,
             request.peer.ip(),
             request.method,

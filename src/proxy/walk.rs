@@ -4,13 +4,14 @@ use std::ops::ControlFlow;
 
 use super::attempt::Judged;
 use super::counting::Counting;
-use super::heads::is_event_stream;
+use super::heads::{ADJUSTED_HEADER, is_event_stream, text_value};
 use super::story::Answered;
 use super::{Proxy, Task};
 use crate::clock;
 use crate::error::ProxyError;
 use crate::policy::failover::{self, Avoid, Budget};
-use crate::policy::scheduler::{Ask, Next, Pick, Tried};
+use crate::policy::limits::Lowered;
+use crate::policy::scheduler::{Ask, Next, Pick, Tried, Wanted};
 use crate::policy::verdict::{Judgement, LateScan, Verdict};
 use crate::relay::{self, Client};
 use crate::upstream::{self, Answer, CallError, FailureKind};
@@ -19,6 +20,8 @@ use crate::upstream::{self, Answer, CallError, FailureKind};
 struct Kept {
     judged: Judged,
     pick: Pick,
+    /// What was lowered in the request for it, as the client is told.
+    adjusted: Option<String>,
 }
 
 /// What a request has behind it.
@@ -84,14 +87,19 @@ impl Proxy {
         }
         self.log_rotation(task, &pick.slot);
         task.story.slot = Some(pick.slot.clone());
-        walk.tried.add(pick.slot.clone());
+        walk.tried.add(pick.slot.clone(), pick.bounds);
         let judged = match self.attempt(task, &pick, client) {
             Ok(judged) => judged,
             Err(error) => return ControlFlow::Break(Outcome::Failed(error)),
         };
         task.story.last = Some(Answered::of(&pick.slot, &judged));
         let verdict = judged.judgement.verdict;
-        let answer = Kept { judged, pick };
+        if let Some(limit) = &judged.limit {
+            let place = self.scheduler.lock().place(&pick.slot);
+            walk.tried.add_refusal(place, pick.bounds, limit);
+        }
+        let adjusted = adjusted(&task.lowered(&pick));
+        let answer = Kept { judged, pick, adjusted };
         match verdict {
             Verdict::QuotaExhausted => return ControlFlow::Continue(()),
             Verdict::Success => {
@@ -120,15 +128,21 @@ impl Proxy {
     }
 
     pub(super) fn next_slot(&self, task: &Task<'_>, walk: &Walk) -> Result<Pick, ProxyError> {
+        let path = &*task.request.endpoint.path;
+        let moment = clock::moment();
+        let is_asked = task.wanted == Wanted::Pool
+            && self.scheduler.lock().asks_for_needs(path, moment.monotonic);
         let ask = Ask {
             tried: &walk.tried,
             wanted: task.wanted,
             key: task.key,
             first: task.first,
             base: task.request.endpoint.protocol,
-            streamed: task.is_streamed(),
+            path,
+            // Not under the lock: this may be a pass over a long body.
+            needs: is_asked.then(|| task.needs()),
+            has_answer: walk.kept.is_some(),
         };
-        let moment = clock::moment();
         let next = self.scheduler.lock().next_slot(&ask, moment);
         match next {
             Next::Slot(pick) => Ok(pick),
@@ -136,6 +150,7 @@ impl Proxy {
                 let now = moment.calendar;
                 Err(ProxyError::NoSlot { until, now, cooling, guarded, disabled })
             }
+            Next::NoneTakes { said } => Err(ProxyError::NoneTakes { said: said.to_string() }),
             // Cooldowns so short that some ended while this request went on.
             Next::NoneLeft => {
                 let (now, cooling) = (moment.calendar, self.pool.slot_count());
@@ -151,7 +166,7 @@ impl Proxy {
         client: &mut dyn Client,
         task: &mut Task<'_>,
     ) -> Result<(), ProxyError> {
-        let Kept { judged, pick } = kept;
+        let Kept { judged, pick, adjusted } = kept;
         if judged.judgement.verdict == Verdict::KeyRejected {
             let label = self.pool.label(pick.slot.key).to_owned();
             return Err(ProxyError::KeyRejected { label });
@@ -161,8 +176,12 @@ impl Proxy {
         }
         self.keep_cooldowns();
         let request_id = judged.request_id().to_owned();
-        let Judged { mut answer, held, judgement } = judged;
-        let head = self.head(&answer, &pick.slot, task.story.attempts);
+        let Judged { mut answer, held, judgement, .. } = judged;
+        let mut head = self.head(&answer, &pick.slot, task.story.attempts);
+        if let Some(adjusted) = &adjusted {
+            head.headers.insert(ADJUSTED_HEADER, text_value(adjusted));
+        }
+        task.story.adjusted = adjusted;
         task.story.slot = Some(pick.slot.clone());
         task.story.status = head.status;
         let verdict = judgement.verdict;
@@ -204,9 +223,20 @@ impl Walk {
     /// Keeps an answer that did not help, if it is better than the one before.
     fn keep(&mut self, answer: Kept) {
         let status = |kept: &Kept| kept.judged.judgement.status;
-        let before = self.kept.as_ref().map(status);
-        if before.is_none_or(|before| failover::is_better(status(&answer), before)) {
+        let is_better = self.kept.as_ref().is_none_or(|before| {
+            match (&before.judged.limit, &answer.judged.limit) {
+                (Some(before), Some(limit)) => !before.is_more_generous(limit),
+                _ => failover::is_better(status(&answer), status(before)),
+            }
+        });
+        if is_better {
             self.kept = Some(answer);
         }
     }
+}
+
+/// What was lowered, as the client is told: `max_tokens=8192`.
+fn adjusted(lowered: &[Lowered]) -> Option<String> {
+    let told = lowered.iter().map(|it| format!("{}={}", it.name, it.value));
+    Some(told.collect::<Vec<_>>().join(", ")).filter(|told| !told.is_empty())
 }

@@ -10,6 +10,7 @@ use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::answers::{self, Question, Wanted};
+use super::limits;
 use super::output::Output;
 use super::routes;
 use super::script::{End, Framing, Reply};
@@ -178,7 +179,8 @@ impl Connection {
         let output = match reply {
             Reply::Normal => {
                 let State { script, made, .. } = &mut *self.shared.state.lock();
-                routes::normal(&question, script, made)
+                limits::refusal(&question, script)
+                    .or_else(|| routes::normal(&question, script, made))
                     .unwrap_or_else(|| answers::normal(&question, script))
             }
             Reply::Exhausted(shape) => answers::exhausted(&question, shape),

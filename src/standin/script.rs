@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Call;
 use super::gate::Gate;
+use super::limits::Limit;
 use super::refusals::{Refusal, Told};
 
 /// What to answer to a request.
@@ -276,6 +277,7 @@ pub(super) struct Script {
     spent: HashMap<Pair, u64>,
     keys: Option<HashSet<String>>,
     models: Option<HashSet<String>>,
+    refused: HashMap<String, Vec<Limit>>,
 }
 
 impl Script {
@@ -304,6 +306,15 @@ impl Script {
         self.models = models;
     }
 
+    pub(super) fn set_limits(&mut self, model: &str, limits: Vec<Limit>) {
+        self.refused.insert(model.to_owned(), limits);
+    }
+
+    /// What a model refuses.
+    pub(super) fn limits_of(&self, model: &str) -> &[Limit] {
+        self.refused.get(model).map_or(&[], Vec::as_slice)
+    }
+
     /// Counting starts again for the slots it is about.
     pub(super) fn set_quota(&mut self, key: &str, model: &str, successes: u64) {
         let about = pair(key, model);
@@ -320,7 +331,8 @@ impl Script {
 
     pub(super) fn clear(&mut self) {
         let (keys, models) = (self.keys.take(), self.models.take());
-        *self = Self { keys, models, ..Self::default() };
+        let refused = std::mem::take(&mut self.refused);
+        *self = Self { keys, models, refused, ..Self::default() };
     }
 
     /// The reply for this request: the first queued one that fits, else the fixed one that fits

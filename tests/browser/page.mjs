@@ -613,6 +613,22 @@ test('models are found by name, slots by state', async tools => {
   assert.equal(await rows(), 3);
 });
 
+test('what a model cannot take is told for each of its slots, and a reset forgets it', async ({ upstream, start }) => {
+  const message = 'Range of input length should be [1, 30720]';
+  upstream.script.set('sk-a qwen-max', { status: 400, body: { error: { code: 'invalid_parameter_error', message } } });
+  const proxy = await start();
+  assert.equal(await proxy.chat(), 200);
+  const page = await tab(proxy);
+  await slotAt(page, 1, 'qwen-max').click();
+  const facts = page.locator('#panel-facts');
+  assert.match(await text(facts), /Cannot takelonger input \(> 30,720\) \(bytes:\d+\), on \/chat\/completions, believed until /);
+  await picture(page, 'limit');
+  await action(page, 'reset').click();
+  await page.locator('#confirm-yes').click();
+  await until('the limit is forgotten', async () => !/Cannot take/.test(await text(facts)));
+  assert.deepEqual((await proxy.status()).models[0].limits, []);
+});
+
 test('two keys of one account are told', async ({ upstream, start }) => {
   const proxy = await start({ MODEL_IDS: 'qwen-max,qwen-plus' });
   for (const slot of ['sk-a qwen-max', 'sk-a qwen-plus', 'sk-b qwen-max', 'sk-b qwen-plus']) upstream.script.set(slot, exhausted());

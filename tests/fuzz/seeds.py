@@ -42,6 +42,19 @@ for number, body in enumerate([
 ]):
     write("request_body", number, body)
 
+LIMITS = [json.loads(line) for line in open(HERE / "../data/limits.jsonl", encoding="utf-8")]
+for number, row in enumerate(LIMITS):
+    write("limits", f"said-{number}", b"\0\x0d" + row["body"].encode())
+for number, body in enumerate([
+    '{"max_tokens":64000,"max_completion_tokens" : 6.4e4,"thinking_budget":31999}',
+    '{"thinking":{"type":"enabled","budget_tokens":31999},"reasoning":{"max_tokens":9e9}}',
+    '{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
+    '{"tools":[{"type":"function"}],"tool_choice":"required","logprobs":true}',
+    '{"reasoning_effort":"medium","enable_thinking":false,"model":"x"}',
+]):
+    for choice in range(6):
+        write("limits", f"{choice}-{number}", bytes([choice, 13]) + body.encode())
+
 for number, stream in enumerate([
     "\ufeff:c\r\n\r\nid:1\r\ndata:{}\r\n\r\ndata:2\r\n\r\n", "event:ping\rdata:{}\r\rdata\r\r",
     "event: ping\nevent: x\ndata: a\ndata:\ndata:  b\n\n", ":\n\n\n\ndata:x",

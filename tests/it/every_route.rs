@@ -338,13 +338,13 @@ fn whether_a_request_is_streamed_is_read_from_its_body_and_on_native_paths_from_
             NATIVE_TEXT => body.replacen('{', r#"{"model":"m1","#, 1).replace(",}", "}"),
             _ => body.to_owned(),
         };
-        // m1 says once that it only streams: from then on only streams go there.
+        // m1 says once that it only streams: from then on only streams go there, on this path.
         let message =
             r#"{"code":"InvalidParameter","message":"This model only support stream mode"}"#;
         standin.reply("*", "*", Reply::json(200, "{}"));
         standin.reply_once("k1", "m1", Reply::json(400, message));
         let plain = r#"{"model":"m1"}"#;
-        assert_eq!(post(&proxy, NATIVE_TEXT, plain).status, 200);
+        assert_eq!(post(&proxy, path, plain).status, 200);
         assert_eq!(standin.slots(), ["k1/m1", "k1/m2"]);
         let headers: Vec<_> = [AUTH].into_iter().chain(headers).collect();
         assert_eq!(request(proxy.address(), "POST", path, &headers, &body).status, 200);

@@ -16,6 +16,7 @@ mod front;
 mod guard;
 mod harness;
 mod life;
+mod limits;
 mod logs;
 mod metrics;
 mod models;

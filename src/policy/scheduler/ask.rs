@@ -1,6 +1,9 @@
 //! What a request asks the scheduler, and what it gets.
 
+use std::sync::Arc;
+
 use super::{Pick, Protocol, Slot, Timestamp};
+use crate::policy::limits::{Bounds, Limit, Needs, Place};
 use crate::policy::pool::KeyIndex;
 
 /// Whether a slot's key was denied a model, and its model to two keys.
@@ -19,8 +22,21 @@ pub(crate) struct Ask<'a> {
     pub first: Option<&'a str>,
     /// The base URL it goes to.
     pub base: Protocol,
-    /// Whether its answer is a stream.
-    pub streamed: bool,
+    /// The path below it.
+    pub path: &'a str,
+    /// What it needs of a model, if that matters.
+    pub needs: Option<&'a Needs>,
+    /// Whether there is an answer already that can be handed on.
+    pub has_answer: bool,
+}
+
+#[cfg(test)]
+impl<'a> Ask<'a> {
+    /// A request of which nothing more matters.
+    pub(super) fn plain(tried: &'a Tried, wanted: Wanted<'a>, base: Protocol) -> Self {
+        let (path, needs) = ("/chat/completions", None);
+        Self { tried, wanted, key: None, first: None, base, path, needs, has_answer: false }
+    }
 }
 
 /// Whose model a request gets.
@@ -32,23 +48,60 @@ pub(crate) enum Wanted<'a> {
     Model(&'a str),
 }
 
+/// How often a model is asked for one request whose bounds are lowered step by step: as it was
+/// sent, and once for each of the two bounds.
+const MOST_FORMS: usize = 3;
+
 /// What a request has tried: it never gets the same twice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tried {
-    slots: Vec<Slot>,
+    slots: Vec<(Slot, Bounds)>,
     keys: Vec<KeyIndex>,
+    /// Models that have refused it, with the bounds with which they did.
+    refused: Vec<(Place, Bounds)>,
+    /// The largest bound among those that found its input too long.
+    refused_input: Option<u64>,
     denied: Vec<Slot>,
 }
 
 impl Tried {
-    /// This slot was tried.
-    pub(crate) fn add(&mut self, slot: Slot) {
-        self.slots.push(slot);
+    /// This slot was tried with these bounds.
+    pub(crate) fn add(&mut self, slot: Slot, bounds: Bounds) {
+        self.slots.push((slot, bounds));
     }
 
     /// Nothing of this key is worth trying.
     pub(crate) fn add_key(&mut self, key: KeyIndex) {
         self.keys.push(key);
+    }
+
+    /// This model cannot take the request with these bounds, with whatever key.
+    pub(crate) fn add_refusal(&mut self, place: Place, bounds: Bounds, limit: &Limit) {
+        self.refused.push((place, bounds));
+        if let Limit::MaxInput { bound, .. } = limit {
+            self.refused_input = self.refused_input.max(Some(*bound));
+        }
+    }
+
+    /// The largest bound among those that found its input too long.
+    pub(super) fn refused_input(&self) -> Option<u64> {
+        self.refused_input
+    }
+
+    /// Whether a slot may be tried with these bounds. A model that has refused the request is
+    /// asked once more for a lower one.
+    pub(super) fn allows(&self, slot: &Slot, place: &Place, bounds: Bounds) -> bool {
+        if self.keys.contains(&slot.key) {
+            return false;
+        }
+        let mut forms = self.refused.iter().filter(|(refused, _)| refused == place).peekable();
+        if forms.peek().is_none() {
+            return !self.slots.iter().any(|(tried, _)| tried == slot);
+        }
+        let (count, is_known) = forms
+            .fold((0, false), |(count, known), (_, form)| (count + 1, known || *form == bounds));
+        let was_tried = self.slots.iter().any(|(tried, form)| tried == slot && *form == bounds);
+        !bounds.is_none() && !is_known && !was_tried && count < MOST_FORMS
     }
 
     /// This slot is not to be had: a slot of another key comes first, and of another model once two
@@ -62,10 +115,6 @@ impl Tried {
         let key = self.denied.iter().any(|denied| denied.key == slot.key);
         let of_model = self.denied.iter().filter(|denied| denied.model == slot.model);
         (key, of_model.count() > 1)
-    }
-
-    pub(super) fn contains(&self, slot: &Slot) -> bool {
-        self.keys.contains(&slot.key) || self.slots.contains(slot)
     }
 }
 
@@ -87,4 +136,10 @@ pub(crate) enum Next {
     },
     /// What is available, this request has tried already.
     NoneLeft,
+    /// No model that is available takes the request, and it is known that none would; with what
+    /// DashScope said of one.
+    NoneTakes {
+        /// DashScope's sentence.
+        said: Arc<str>,
+    },
 }

@@ -74,9 +74,9 @@ impl Disabled {
 }
 
 impl Scheduler {
-    /// Ends cooldowns, forgets their errors and lifts backoffs. An exhaustion of an attempt that
-    /// began before is counted and does not cool again. Of slots that have reached the guard's
-    /// limit it lifts the guard; with `usage` it sets the counts to 0 instead, and the guard
+    /// Ends cooldowns, forgets their errors and models' limits, and lifts backoffs. An exhaustion of an
+    /// attempt that began before is counted and does not cool again. Of slots that have reached the
+    /// guard's limit it lifts the guard; with `usage` it sets the counts to 0 instead, and the guard
     /// watches on. Returns the slots that were not to be had.
     pub(crate) fn reset(&mut self, scope: &Scope, usage: bool, now: Timestamp) -> Vec<Slot> {
         let tick = self.advance();
@@ -96,6 +96,10 @@ impl Scheduler {
             if usage { self.rearm(&slot) } else { self.lift(&slot, now) }
         }
         self.benches.lift_all(scope);
+        // A limit is a model's, whatever the key.
+        if scope.model.is_some() || scope.key.is_none() {
+            self.book.forget(scope.model.as_deref());
+        }
         self.change();
         changed.sort();
         changed
@@ -172,7 +176,9 @@ mod tests {
 
     fn take(scheduler: &mut Scheduler, wanted: Wanted<'_>) -> Option<Pick> {
         let (tried, base) = (&Tried::default(), Protocol::OpenAi);
-        let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
+        let (needs, path) = (None, "/chat/completions");
+        let ask =
+            Ask { tried, wanted, key: None, first: None, base, path, needs, has_answer: false };
         match scheduler.next_slot(&ask, moment()) {
             Next::Slot(pick) => Some(pick),
             _ => None,

@@ -9,12 +9,15 @@ use proptest::test_runner::Config;
 use super::*;
 use crate::clock;
 use crate::policy::bench::LONG_BACKOFF;
+use crate::policy::limits::{Limit, Needs};
 
 const START: Timestamp = Timestamp(1_700_000_000_000);
 const COOLDOWN: Duration = Duration::from_secs(60);
 
 /// A model that is not the pool's, named by a client.
 const FOREIGN: &str = "other";
+
+const PATH: &str = "/chat/completions";
 
 /// How many requests are under way at the same time.
 const REQUESTS: usize = 3;
@@ -103,6 +106,10 @@ impl Request {
         if self.anthropic { Protocol::Anthropic } else { Protocol::OpenAi }
     }
 
+    fn needs(&self) -> Needs {
+        Needs { is_streamed: self.streamed, ..Needs::default() }
+    }
+
     fn has_tried(&self, slot: &Slot) -> bool {
         self.tried.contains(slot) || self.tried_keys.contains(&slot.key)
     }
@@ -118,7 +125,8 @@ struct World {
     benched: HashMap<(Slot, Protocol), Instant>,
     benched_keys: HashMap<KeyIndex, Instant>,
     denied: HashMap<(Slot, Protocol), Instant>,
-    streams_only: Vec<Arc<str>>,
+    /// Models that only stream, as last heard.
+    streams_only: HashMap<Arc<str>, Instant>,
     requests: [Request; REQUESTS],
 }
 
@@ -139,7 +147,7 @@ impl World {
             benched: HashMap::new(),
             benched_keys: HashMap::new(),
             denied: HashMap::new(),
-            streams_only: Vec::new(),
+            streams_only: HashMap::new(),
             requests: Default::default(),
         }
     }
@@ -175,14 +183,15 @@ impl World {
         order
     }
 
-    /// 0 = willingly, 1 = benched, 2 = only streams.
-    fn reluctance(&self, slot: &Slot, request: &Request) -> u8 {
+    /// 0 = willingly, 1 = benched, 2 = only streams: the one that was heard longest ago first.
+    fn reluctance(&self, slot: &Slot, request: &Request) -> (u8, Option<Instant>) {
         let rests = |until: Option<&Instant>| until.is_some_and(|until| *until > self.at);
-        if !request.streamed && self.streams_only.contains(&slot.model) {
-            2
-        } else {
-            let own = self.benched.get(&(slot.clone(), request.base()));
-            u8::from(rests(own) || rests(self.benched_keys.get(&slot.key)))
+        match self.streams_only.get(&slot.model) {
+            Some(heard) if !request.streamed => (2, Some(*heard)),
+            _ => {
+                let own = self.benched.get(&(slot.clone(), request.base()));
+                (u8::from(rests(own) || rests(self.benched_keys.get(&slot.key))), None)
+            }
         }
     }
 
@@ -197,7 +206,7 @@ impl World {
 
     fn ask(&mut self, request: &Request) -> Next {
         let mut tried = Tried::default();
-        request.tried.iter().cloned().for_each(|slot| tried.add(slot));
+        request.tried.iter().cloned().for_each(|slot| tried.add(slot, Bounds::default()));
         request.tried_keys.iter().for_each(|key| tried.add_key(*key));
         request.denied.iter().cloned().for_each(|slot| tried.deny(slot));
         let ask = Ask {
@@ -206,7 +215,9 @@ impl World {
             key: None,
             first: None,
             base: request.base(),
-            streamed: request.streamed,
+            path: PATH,
+            needs: Some(&request.needs()),
+            has_answer: false,
         };
         self.scheduler.next_slot(&ask, self.moment())
     }
@@ -217,7 +228,10 @@ impl World {
         let available: Vec<_> = order.iter().filter(|slot| self.is_available(slot)).collect();
         let left = available.iter().filter(|slot| !request.has_tried(slot));
         // The first of those that are given least unwillingly.
-        let rank = |slot: &&&Slot| (self.reluctance(slot, &request), Self::doubt(slot, &request));
+        let rank = |slot: &&&Slot| {
+            let (reluctance, heard) = self.reluctance(slot, &request);
+            (reluctance, Self::doubt(slot, &request), heard)
+        };
         let expected = left.min_by_key(rank).copied();
         match self.ask(&request) {
             Next::Slot(pick) => {
@@ -234,6 +248,7 @@ impl World {
                 assert!(expected.is_none() && !available.is_empty(), "{expected:?} is left");
                 request.given = None;
             }
+            Next::NoneTakes { said } => panic!("only pictures are never asked for: {said}"),
             Next::NoneAvailable { until, cooling, guarded, disabled } => {
                 assert!(available.is_empty(), "{available:?}");
                 let ends = order.iter().map(|slot| self.known[slot].until);
@@ -282,6 +297,10 @@ impl World {
             }
             Report::Success => {
                 self.scheduler.report_success(&pick, base, now);
+                self.scheduler.note_served(&pick, PATH, &self.requests[index].needs());
+                if !self.requests[index].streamed {
+                    self.streams_only.remove(&slot.model);
+                }
                 self.benched.remove(&(slot.clone(), base));
                 self.denied.remove(&(slot.clone(), base));
                 self.benched_keys.remove(&slot.key);
@@ -332,10 +351,12 @@ impl World {
                 self.requests[index].denied.push(slot);
             }
             Report::StreamsOnly => {
-                self.scheduler.note_stream_only(&slot.model);
+                let (limit, moment) = (Limit::StreamsOnly, self.moment());
+                let is_news = self.scheduler.learn_limit(&slot, PATH, limit, "so", moment);
                 // Of models that are not the pool's nothing is remembered.
                 if self.pool.place_of(&slot.model).is_some() {
-                    self.streams_only.push(slot.model);
+                    let before = self.streams_only.insert(slot.model, at);
+                    assert_eq!(is_news, before.is_none());
                 }
             }
             Report::Nothing => {}

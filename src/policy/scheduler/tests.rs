@@ -31,12 +31,12 @@ fn moment(calendar: Timestamp) -> Moment {
 }
 
 fn ask(tried: &Tried) -> Ask<'_> {
-    Ask { tried, wanted: Wanted::Pool, key: None, first: None, base: BASE, streamed: false }
+    Ask::plain(tried, Wanted::Pool, BASE)
 }
 
 fn tried(slots: &[Slot]) -> Tried {
     let mut tried = Tried::default();
-    slots.iter().cloned().for_each(|slot| tried.add(slot));
+    slots.iter().cloned().for_each(|slot| tried.add(slot, Bounds::default()));
     tried
 }
 
@@ -156,7 +156,8 @@ fn exhaustion_moves_the_model_cursor_to_the_next_available_model() {
 #[test]
 fn a_key_without_models_hands_the_key_cursor_to_the_next_key_that_has_one() {
     let mut scheduler = scheduler(3, 1);
-    let second = Pick { slot: slot(2, 1), began: Tick(0), direct: true };
+    let bounds = Bounds::default();
+    let second = Pick { slot: slot(2, 1), bounds, began: Tick(0), direct: true };
     scheduler.report_exhausted(&second, "used up", START);
     assert_eq!(cursors(&scheduler).0, 0);
     exhaust_next(&mut scheduler, START);

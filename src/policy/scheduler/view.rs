@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Guarding, Moment, Scheduler, Slot, Tally, Timestamp, Verdict};
+use crate::policy::limits::Fact;
 
 /// How a slot stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub(crate) struct SlotView<'a> {
     pub last_used_at: Option<Timestamp>,
     /// What its last answer meant.
     pub last_verdict: Option<Verdict>,
+    /// What its model cannot take.
+    pub limits: Vec<&'a Fact>,
     /// What it has served.
     pub tally: Tally,
     /// How many tokens its free quota had, if that is known.
@@ -79,6 +82,7 @@ impl Scheduler {
                     last_error: record.last_error.as_deref(),
                     last_used_at: record.last_used_at,
                     last_verdict: self.last_verdicts.get(&slot).copied(),
+                    limits: self.limits_of(&slot, moment.monotonic).collect(),
                     tally: self.tally(&slot),
                     quota: self.guard.quotas.of(&slot.model),
                     guarding: self.guarding(&slot),

@@ -103,7 +103,7 @@ impl World {
         let tried = &Tried::default();
         let base = if anthropic { Protocol::Anthropic } else { Protocol::OpenAi };
         let wanted = own_model.map_or(Wanted::Pool, |model| Wanted::Model(MODELS[model]));
-        let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
+        let ask = Ask::plain(tried, wanted, base);
         let moment = Moment { calendar: self.now, monotonic: clock::instant() };
         if let Next::Slot(pick) = self.scheduler.next_slot(&ask, moment) {
             assert!(!self.is_forbidden(&pick.slot), "{:?} {:?}", pick.slot, self.known);

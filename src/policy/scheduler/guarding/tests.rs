@@ -47,7 +47,7 @@ fn moment(calendar: Timestamp) -> Moment {
 fn next(scheduler: &mut Scheduler, now: Timestamp) -> Next {
     let tried = &Tried::default();
     let (wanted, base) = (Wanted::Pool, Protocol::OpenAi);
-    let ask = Ask { tried, wanted, key: None, first: None, base, streamed: false };
+    let ask = Ask::plain(tried, wanted, base);
     scheduler.next_slot(&ask, moment(now))
 }
 
