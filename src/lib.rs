@@ -21,7 +21,7 @@
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, guard, verdict, limits, failover, route, body, headers, events, what answers used, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
-//! | [`panics`], [`logging`], `log_text`, `secret`, [`clock`], `allocator`, `tcp_info` | what everybody needs |
+//! | [`panics`], [`logging`], `log_text`, `secret`, `redact`, [`clock`], `allocator`, `tcp_info` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
 //! # Threads
@@ -62,6 +62,7 @@ mod log_text;
 mod metrics;
 mod policy;
 mod proxy;
+mod redact;
 mod relay;
 mod secret;
 mod server;

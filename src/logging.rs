@@ -8,7 +8,7 @@ use log::{Level, Log, Metadata, Record};
 use nix::errno::Errno;
 use nix::unistd;
 
-use crate::clock;
+use crate::{clock, redact};
 
 /// Libraries whose debug and trace lines print headers, and with them the key.
 const TELLTALES: [&str; 2] = ["ureq", "rustls"];
@@ -44,7 +44,7 @@ impl Log for Guarded {
             let mut line = String::with_capacity(USUAL_LINE);
             // Memory takes everything.
             let _ = writeln!(line, "{time} {level:<5} {}", record.args());
-            print(line.as_bytes());
+            print(redact::log_line(&line).as_bytes());
         }
     }
 

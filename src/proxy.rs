@@ -31,7 +31,8 @@ use crate::policy::limits::{Lowered, Needs};
 use crate::policy::pool::{KeyIndex, Pool, Slot, is_model_id};
 use crate::policy::route::{Endpoint, Protocol, Rule};
 use crate::policy::scheduler::{Pick, Scheduler, Wanted};
-use crate::relay::{self, Client, End, Held, Relayed};
+use crate::redact::{self, Redactor};
+use crate::relay::{self, Client, End, Held, LARGEST_UPLOAD, Relayed};
 use crate::store::Store;
 use crate::upstream::{self, CallError, FailureKind, Over, Upstream};
 use story::Story;
@@ -74,6 +75,7 @@ pub(crate) struct Proxy {
     store: Arc<Store>,
     upstream: Upstream,
     metrics: Arc<Metrics>,
+    redactor: Arc<Redactor>,
 }
 
 /// A request whose body has been understood.
@@ -104,7 +106,10 @@ impl Proxy {
         metrics: Arc<Metrics>,
     ) -> Self {
         let pool = Arc::clone(scheduler.lock().pool());
-        Self { config, pool, scheduler, store, upstream, metrics }
+        let keys = config.keys.iter().map(|key| &key.secret);
+        let redactor = Arc::new(Redactor::new(keys.chain([&config.proxy_key])));
+        redact::in_log(Arc::clone(&redactor));
+        Self { config, pool, scheduler, store, upstream, metrics, redactor }
     }
 
     /// Serves one request. When it returns, the client has everything it will get, and what was
@@ -210,7 +215,7 @@ impl Proxy {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;
             let (held, body) = (Held::default(), &mut answer.body);
-            if let Ok(relayed) = relay::relay(&head, held, body, client, |_| {}) {
+            if let Ok(relayed) = relay::relay(&head, held, body, client, &self.redactor, |_| {}) {
                 task.story.relayed = Some(relayed);
                 return Ok(());
             }
@@ -247,6 +252,10 @@ impl Proxy {
                 Ok(())
             }
             FailureKind::Stopping => Err(ProxyError::Stopping),
+            FailureKind::Unreadable => {
+                Err(ProxyError::Malformed("the chunks of the body cannot be read"))
+            }
+            FailureKind::TooLarge => Err(ProxyError::TooLarge { limit: LARGEST_UPLOAD }),
             FailureKind::TimedOut => Err(ProxyError::TimedOut { cause: error.cause }),
             FailureKind::Broken => Err(ProxyError::Unreachable { cause: error.cause }),
         }

@@ -10,6 +10,7 @@ use http::HeaderMap;
 use crate::clock;
 use crate::policy::sse::{self, Event};
 use crate::policy::verdict;
+use crate::redact::Redactor;
 use crate::upstream::{AnswerBody, CallError, ClientWatch, FailureKind};
 
 /// How much is read from upstream at once, in bytes: the events of a stream fit into the first,
@@ -22,6 +23,9 @@ const MAX_HELD: usize = 64 * 1024;
 
 /// How long it is held once its first byte has come.
 const LONGEST_HOLD: Duration = Duration::from_secs(1);
+
+/// An upload may be this long, in bytes: DashScope takes files of up to 500 MB.
+pub(crate) const LARGEST_UPLOAD: u64 = 512 << 20;
 
 /// The head of an answer to the client.
 #[derive(Debug)]
@@ -93,26 +97,32 @@ pub(crate) struct Relayed {
 /// An upload, as a reader.
 pub(crate) struct Upload<'a> {
     client: &'a mut dyn Client,
-    is_broken: bool,
+    failure: Option<io::ErrorKind>,
 }
 
 impl<'a> Upload<'a> {
     /// What `client` sends.
     pub(crate) fn new(client: &'a mut dyn Client) -> Self {
-        Self { client, is_broken: false }
+        Self { client, failure: None }
     }
 
-    /// Whether its client broke off: what was sent on is not all of it.
+    /// Why what was sent on is not all of it, if it is not.
     #[must_use]
-    pub(crate) fn is_broken(&self) -> bool {
-        self.is_broken
+    pub(crate) fn failure(&self) -> Option<CallError> {
+        Some(match self.failure? {
+            io::ErrorKind::InvalidInput => CallError::of_upload(FailureKind::Unreadable),
+            io::ErrorKind::FileTooLarge => CallError::of_upload(FailureKind::TooLarge),
+            _ => CallError::client_left(),
+        })
     }
 }
 
 impl Read for Upload<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let outcome = self.client.read_upload(buffer);
-        self.is_broken |= outcome.is_err();
+        if let Err(error) = &outcome {
+            self.failure = Some(error.kind());
+        }
         outcome
     }
 }
@@ -228,6 +238,7 @@ pub(crate) fn relay(
     mut held: Held,
     body: &mut AnswerBody,
     client: &mut dyn Client,
+    redactor: &Redactor,
     mut see: impl FnMut(&[u8]),
 ) -> Result<Relayed, CallError> {
     if held.bytes.is_empty() {
@@ -235,7 +246,7 @@ pub(crate) fn relay(
     }
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
-    relayed.end = match copy(held, body, client, &mut relayed, &mut see) {
+    relayed.end = match copy(held, body, client, &mut relayed, redactor, &mut see) {
         Ok(()) => {
             see(&[]);
             match client.finish() {
@@ -256,14 +267,29 @@ fn copy(
     body: &mut AnswerBody,
     client: &mut dyn Client,
     relayed: &mut Relayed,
+    redactor: &Redactor,
     see: &mut dyn FnMut(&[u8]),
 ) -> Result<(), End> {
-    let mut send = |client: &mut dyn Client, bytes: &[u8], relayed: &mut Relayed| {
+    let mut redaction = redactor.body();
+    let outcome = copy_pieces(held, body, |bytes| {
         see(bytes);
-        send(client, bytes, relayed)
-    };
+        send(client, &redaction.pass(bytes), relayed)
+    });
+    // It only looked like the beginning of a key.
+    let rest = redaction.rest();
+    if !rest.is_empty() && !matches!(outcome, Err(End::ClientLeft)) {
+        send(client, &rest, relayed)?;
+    }
+    outcome
+}
+
+fn copy_pieces(
+    held: Held,
+    body: &mut AnswerBody,
+    mut send: impl FnMut(&[u8]) -> Result<(), End>,
+) -> Result<(), End> {
     if !held.bytes.is_empty() {
-        send(client, &held.bytes, relayed)?;
+        send(&held.bytes)?;
     }
     drop(held.bytes);
     match held.rest {
@@ -277,7 +303,7 @@ fn copy(
         if count == 0 {
             return Ok(());
         }
-        send(client, &buffer[..count], relayed)?;
+        send(&buffer[..count])?;
         if count == buffer.len() && count < LARGEST_BUFFER {
             buffer.resize(2 * count, 0);
         }
@@ -285,6 +311,9 @@ fn copy(
 }
 
 fn send(client: &mut dyn Client, bytes: &[u8], relayed: &mut Relayed) -> Result<(), End> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
     client.send(bytes).map_err(|_| End::ClientLeft)?;
     relayed.first_byte.get_or_insert_with(clock::instant);
     relayed.bytes += bytes.len() as u64;

@@ -33,6 +33,13 @@ impl fmt::Display for BodyError {
     }
 }
 
+/// The bytes without the mark of UTF-8 that some editors and libraries put before them. It says
+/// nothing, and no JSON parser has to take it (RFC 8259, section 8.1).
+#[must_use]
+pub(crate) fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
 /// A body that has been looked through.
 #[derive(Debug)]
 pub(crate) struct RequestBody<'a> {
@@ -60,6 +67,7 @@ impl<'a> RequestBody<'a> {
     /// # Errors
     /// When it is not a JSON object, or has two top-level `model`s.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
+        let bytes = without_mark(bytes);
         let text = std::str::from_utf8(bytes)
             .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
         let top: Top<'_> = serde_json::from_str(text)

@@ -21,19 +21,47 @@ const HOP_BY_HOP: [&str; 10] = [
 ];
 
 /// What a client sends to us and not to DashScope: its credentials, what describes its own
-/// connection or browser, and what ureq writes itself.
-const NOT_UP: [&str; 11] = [
+/// connection or browser, what a proxy in front of us adds, and what ureq writes itself.
+const NOT_UP: [&str; 25] = [
     "accept-encoding",
     "authorization",
+    "cdn-loop",
+    "client-ip",
     "content-length",
     "cookie",
     "expect",
+    "fastly-client-ip",
     "forwarded",
     "host",
     "origin",
     "referer",
+    "true-client-ip",
+    "via",
     "x-api-key",
+    "x-arr-log-id",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-forwarded",
+    "x-host",
+    "x-original-forwarded-for",
+    "x-original-url",
     "x-real-ip",
+    "x-remote-ip",
+    "x-rewrite-url",
+];
+
+/// How the names begin of what browsers, and proxies in front of us, add.
+const NOT_UP_PREFIXES: [&str; 10] = [
+    "cf-",
+    "fly-",
+    "sec-",
+    "tailscale-",
+    "x-amzn-trace-",
+    "x-appengine-",
+    "x-azure-",
+    "x-envoy-",
+    "x-forwarded-",
+    "x-vercel-",
 ];
 
 /// What DashScope sends to us and not to a client: its length may change, its cookies are for
@@ -50,18 +78,21 @@ const NOT_DOWN: [&str; 6] = [
 
 /// The headers of a request upstream, without the key.
 ///
-/// A header that HTTP does not allow is left out: it cannot have a meaning upstream.
+/// A header that HTTP does not allow is left out: it cannot have a meaning upstream. So is one that
+/// holds a key of ours, whatever its name: `is_secret` says whether a value does.
 pub(crate) fn upward<'a>(
     client: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     protocol: Protocol,
     content: Content,
+    is_secret: impl Fn(&str) -> bool,
 ) -> HeaderMap {
     let named = named_by_connection(client.clone());
     let mut headers = HeaderMap::with_capacity(16);
     for (name, value) in client {
         let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else { continue };
         let Ok(value) = HeaderValue::from_str(value) else { continue };
-        if goes_up(name.as_str(), protocol) && !named.iter().any(|hop| name == hop.as_str()) {
+        let is_hop = named.iter().any(|hop| name == hop.as_str());
+        if goes_up(name.as_str(), protocol) && !is_hop && !is_secret(value.to_str().unwrap_or("")) {
             headers.append(name, value);
         }
     }
@@ -120,8 +151,7 @@ fn without_scheme(value: &str) -> &str {
 fn goes_up(name: &str, protocol: Protocol) -> bool {
     let hidden = HOP_BY_HOP.contains(&name)
         || NOT_UP.contains(&name)
-        || name.starts_with("sec-")
-        || name.starts_with("x-forwarded-");
+        || NOT_UP_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     !hidden && (protocol == Protocol::Anthropic || !name.starts_with("anthropic-"))
 }
 
@@ -152,7 +182,7 @@ mod tests {
     use super::*;
 
     fn up(headers: &[(&str, &str)], protocol: Protocol) -> Vec<(String, String)> {
-        let map = upward(headers.iter().copied(), protocol, Content::Json);
+        let map = upward(headers.iter().copied(), protocol, Content::Json, |_| false);
         let mut sent: Vec<(String, String)> = map
             .iter()
             .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
@@ -215,9 +245,9 @@ mod tests {
     #[test]
     fn an_uploads_content_type_stays_the_clients() {
         let headers = [("content-type", "multipart/form-data; boundary=x")];
-        let map = upward(headers.iter().copied(), Protocol::OpenAi, Content::Clients);
+        let map = upward(headers.iter().copied(), Protocol::OpenAi, Content::Clients, |_| false);
         assert_eq!(map["content-type"], "multipart/form-data; boundary=x");
-        let map = upward([].into_iter(), Protocol::OpenAi, Content::Clients);
+        let map = upward([].into_iter(), Protocol::OpenAi, Content::Clients, |_| false);
         assert!(!map.contains_key("content-type"));
     }
 

@@ -86,7 +86,9 @@ impl Proxy {
             Some(_) => Content::Json,
             None => Content::Clients,
         };
-        let mut headers = headers::upward(client_headers, request.endpoint.protocol, content);
+        let protocol = request.endpoint.protocol;
+        let is_secret = |value: &str| self.is_secret(value);
+        let mut headers = headers::upward(client_headers, protocol, content, is_secret);
         let key = &self.config.keys[slot.key.0].secret;
         upstream::authorize(&mut headers, self.config.auth_mode, key);
         let edited = task.body.map(|body| match task.wanted {
@@ -103,15 +105,19 @@ impl Proxy {
             None => Payload::Nothing,
         };
         let outcome = self.upstream.send(&request.method, &url, headers, payload, over);
-        if upload.is_broken() { Err(CallError::client_left()) } else { outcome }
+        upload.failure().map_or(outcome, Err)
     }
 
     /// Where a request goes with this key.
     fn url(&self, request: &ClientRequest, key: KeyIndex) -> String {
         let mut target = request.endpoint.path.clone();
         if let Some(query) = &request.query {
-            target.push('?');
-            target.push_str(query);
+            // Some clients put their key there.
+            let open: Vec<&str> = query.split('&').filter(|part| !self.is_secret(part)).collect();
+            if !open.is_empty() {
+                target.push('?');
+                target.push_str(&open.join("&"));
+            }
         }
         let origin = self.config.keys[key.0].origin.as_ref();
         match request.endpoint.base {
@@ -153,26 +159,22 @@ impl Proxy {
     }
 
     fn judge_failure(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
-        let mut held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
+        let held = relay::hold_prefix(&mut answer.body, verdict::MAX_ERROR_PREFIX);
         let judgement = verdict::classify(Failure {
             status: answer.status,
             retry_after: retry_after::asked(&answer.headers, clock::now()),
             prefix: &held.bytes,
             names_model: task.names_model(),
         });
-        self.scrub(&mut held.bytes);
         (held, judgement)
     }
 
     fn judge_success(&self, answer: &mut Answer, task: &Task<'_>) -> (Held, Judgement) {
         if is_event_stream(&answer.headers) {
-            let (mut held, opening) = relay::hold_opening(&mut answer.body);
+            let (held, opening) = relay::hold_opening(&mut answer.body);
             let judgement = opening
                 .map(|event| verdict::classify_event(&event, task.names_model()))
                 .unwrap_or_else(Judgement::success);
-            if judgement.verdict != Verdict::Success {
-                self.scrub(&mut held.bytes);
-            }
             return (held, judgement);
         }
         let held = match task.makes {
@@ -208,7 +210,7 @@ impl Proxy {
         }
         let message = judgement.message.as_deref();
         let message = message.unwrap_or("DashScope free tier exhausted");
-        let message: String = self.masked(message).chars().take(LONGEST_MESSAGE).collect();
+        let message: String = self.redactor.text(message).chars().take(LONGEST_MESSAGE).collect();
         let (outcome, revision) = {
             let mut scheduler = self.scheduler.lock();
             let outcome = scheduler.report_exhausted(pick, &message, clock::now());

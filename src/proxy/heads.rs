@@ -25,17 +25,14 @@ pub(super) const ADJUSTED_HEADER: HeaderName = HeaderName::from_static("x-proxy-
 /// nginx's sign not to hold a stream back.
 const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
 
-/// The headers of ours that a browser's script may read.
-const EXPOSED_HEADERS: &str = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts, x-proxy-adjusted";
-
-/// A key shorter than this could be any word; DashScope's have 35 characters and more.
-const SHORTEST_TELLTALE: usize = 8;
+/// The headers that a browser's script may read besides those that it always may.
+const EXPOSED_HEADERS: &str = "retry-after, x-should-retry, x-request-id, x-proxy-key-hash, x-proxy-model, x-proxy-attempts, x-proxy-adjusted";
 
 impl Proxy {
     /// The head of upstream's answer as the client gets it.
     pub(super) fn head(&self, answer: &Answer, slot: &Slot, attempts: u32) -> Head {
         let mut headers: HeaderMap = headers::downward(&answer.headers, clock::now())
-            .filter(|(_, value)| self.keys_in(value.as_bytes()).next().is_none())
+            .filter(|(_, value)| !self.redactor.finds(value.as_bytes()))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
         headers.insert(KEY_HEADER, text_value(self.pool.label(slot.key)));
@@ -53,9 +50,16 @@ impl Proxy {
     /// The error that stands for a redirect of upstream's.
     pub(super) fn redirect(&self, answer: &Answer) -> Option<ProxyError> {
         let status = Some(answer.status).filter(|status| redirect::is_redirect(*status))?;
-        let is_open = |host: &&str| self.keys_in(host.as_bytes()).next().is_none();
+        let is_open = |host: &&str| !self.redactor.finds(host.as_bytes());
         let host = redirect::target(&answer.headers).filter(is_open).map(str::to_owned);
         Some(ProxyError::Redirected { status, host })
+    }
+
+    /// Whether a header's value holds a key of ours: the proxy's, in whatever form, or one of
+    /// DashScope's. (A short one has to be all of it.)
+    pub(super) fn is_secret(&self, value: &str) -> bool {
+        self.redactor.finds(value.as_bytes())
+            || value.split([' ', ',', ';', '=']).any(|part| part == self.config.proxy_key.expose())
     }
 
     /// The whole answer that tells a client of an error.
@@ -70,7 +74,7 @@ impl Proxy {
 
     /// A whole answer of our own.
     pub(crate) fn json_answer(&self, status: u16, value: &Value) -> (Head, Vec<u8>) {
-        let body = value.to_string().into_bytes();
+        let body = self.redactor.text(&value.to_string()).into_owned().into_bytes();
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         self.allow_origin(&mut headers);
@@ -92,28 +96,6 @@ impl Proxy {
     pub(crate) fn hide_from_origins(&self, headers: &mut HeaderMap) {
         headers.remove("access-control-allow-origin");
         headers.remove("access-control-expose-headers");
-    }
-
-    /// A text in which every configured key is replaced by its label.
-    pub(super) fn masked(&self, text: &str) -> String {
-        self.pool.keys().fold(text.to_owned(), |text, key| {
-            text.replace(self.config.keys[key.0].secret.expose(), self.pool.label(key))
-        })
-    }
-
-    /// Blots out a key that an error body echoes, byte for byte, so that the length stays.
-    pub(super) fn scrub(&self, bytes: &mut [u8]) {
-        let found: Vec<_> = self.keys_in(bytes).collect();
-        found.into_iter().for_each(|place| bytes[place].fill(b'*'));
-    }
-
-    /// Where configured keys stand in `bytes`.
-    fn keys_in<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = std::ops::Range<usize>> + 'a {
-        let keys = self.config.keys.iter().map(|key| key.secret.expose().as_bytes());
-        keys.filter(|key| key.len() >= SHORTEST_TELLTALE).flat_map(|key| {
-            let places = bytes.windows(key.len()).enumerate();
-            places.filter(move |(_, part)| *part == key).map(move |(at, _)| at..at + key.len())
-        })
     }
 }
 

@@ -23,10 +23,18 @@ pub(super) struct Story {
     pub(super) adjusted: Option<String>,
     pub(super) relayed: Option<Relayed>,
     pub(super) refusal: Option<ProxyError>,
+    pub(super) failure: Option<Failed>,
     /// What the answer meant.
     pub(super) verdict: Option<Verdict>,
     /// Whether something was learned that belongs on disk.
     pub(super) learned: bool,
+}
+
+/// What upstream said of a request that it did not serve, where the client is told.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) code: String,
+    pub(super) request_id: String,
 }
 
 /// A slot and what it answered, for the log.
@@ -83,11 +91,15 @@ impl Proxy {
             (None, Some(End::UpstreamCut(cause))) => format!("cut cause={}", Quoted(cause)),
             (None, _) => "clean".to_owned(),
         };
+        let failure = story.failure.as_ref().map(|Failed { code, request_id }| {
+            format!(" code={} request_id={}", Quoted(code), Quoted(request_id))
+        });
+        let failure = failure.unwrap_or_default();
         let adjusted = story.adjusted.as_deref();
         let adjusted = adjusted.map(|what| format!(" adjusted={}", Quoted(what)));
         let adjusted = adjusted.unwrap_or_default();
         info!(
-            "request id={} client={} method={} path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={}{adjusted} end={end}",
+            "request id={} client={} method={} path={} asked={} slot={} attempts={} status={} first_byte_ms={} total_ms={} bytes={}{adjusted}{failure} end={end}",
             request.id,
             request.peer.ip(),
             request.method,

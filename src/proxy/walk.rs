@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use super::attempt::Judged;
 use super::counting::Counting;
 use super::heads::{ADJUSTED_HEADER, is_event_stream, text_value};
-use super::story::Answered;
+use super::story::{Answered, Failed};
 use super::{Proxy, Task};
 use crate::clock;
 use crate::error::ProxyError;
@@ -185,6 +185,10 @@ impl Proxy {
         task.story.slot = Some(pick.slot.clone());
         task.story.status = head.status;
         let verdict = judgement.verdict;
+        if verdict != Verdict::Success {
+            task.story.failure =
+                Some(Failed { code: judgement.code().to_owned(), request_id: request_id.clone() });
+        }
         let (request, slot) = (task.request, pick.slot.clone());
         let mut counting = (verdict == Verdict::Success)
             .then(|| Counting::new(self, request, slot, &answer, head.length));
@@ -198,7 +202,7 @@ impl Proxy {
             counting.iter_mut().for_each(|counting| counting.see(bytes));
             learn(late.as_mut().and_then(|late| late.see(bytes)));
         };
-        let outcome = relay::relay(&head, held, &mut answer.body, client, see);
+        let outcome = relay::relay(&head, held, &mut answer.body, client, &self.redactor, see);
         learn(late.as_mut().and_then(LateScan::end));
         if let Some(counting) = counting {
             counting.end(task.story);

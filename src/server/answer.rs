@@ -9,11 +9,11 @@ use httpdate::HttpDate;
 use tiny_http::Request;
 
 use super::connections::Activity;
+use super::head::BodyLength;
 use super::head::Head as RequestHead;
-use super::head::{BodyLength, LARGEST_UPLOAD};
 use super::intake::Turn;
 use crate::clock;
-use crate::relay::{Client, Head};
+use crate::relay::{Client, Head, LARGEST_UPLOAD};
 use crate::upstream::ClientWatch;
 
 /// The memory with which an answer begins, and the most that is kept for what comes next, in bytes.
@@ -75,8 +75,9 @@ enum Framing {
 }
 
 impl Answer {
-    /// The answer to `request`. Its body has been read, or is an upload.
-    pub(super) fn new(request: Request, head: &RequestHead, turn: Turn) -> Self {
+    /// The answer to `request`. Its body has been read, or is an upload. `last`: nothing more of the
+    /// connection can be read.
+    pub(super) fn new(request: Request, head: &RequestHead, turn: Turn, last: bool) -> Self {
         Self {
             output: Output::Unused(request),
             upload: Upload::of(head.length),
@@ -85,7 +86,7 @@ impl Answer {
             version: head.version,
             is_head: head.method == "HEAD",
             client_closes: head.closes,
-            last: head.version < (1, 1) && !head.closes,
+            last: (last || head.version < (1, 1)) && !head.closes,
             writing: Activity::Taking,
             turn,
         }
@@ -252,11 +253,16 @@ impl Client for Answer {
         self.upload.reading += started.elapsed();
         // What comes next is upstream's doing.
         self.turn.turn_to(Activity::Served);
-        // The library takes a connection that closes in the middle of a chunk for the body's end.
-        if matches!(outcome, Ok(0)) && self.turn.client_has_left() {
+        // The library takes a connection that closes in the middle of a chunk for the body's end, or
+        // for a broken chunk.
+        if matches!(outcome, Ok(0) | Err(_)) && self.turn.client_has_left() {
             outcome = Err(io::ErrorKind::UnexpectedEof.into());
         }
-        self.upload.is_over |= outcome.is_err();
+        if outcome.is_err() {
+            self.upload.is_over = true;
+            // Where the next request would begin is not known.
+            self.last = !self.client_closes;
+        }
         outcome
     }
 
@@ -301,6 +307,12 @@ impl Client for Answer {
         }
         if !self.pending.is_empty() {
             self.write_pending()?;
+        }
+        if self.last
+            && let Some(connection) = self.turn.connection()
+        {
+            // Before the library may write: it answers by itself what it cannot read.
+            connection.end_output();
         }
         Ok(())
     }

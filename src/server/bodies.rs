@@ -1,13 +1,15 @@
 //! Receiving request bodies, and the memory that they may take together.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use serde::de::IgnoredAny;
 use tiny_http::Request;
 
 use super::head::BodyLength;
 use crate::error::ProxyError;
+use crate::policy::body;
 
 /// How much of a chunked body is read at once, in bytes.
 const STEP: usize = 16 * 1024;
@@ -35,6 +37,8 @@ pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
     /// Its part of the budget; none for no body.
     pub(super) share: Option<Share>,
+    /// Whether what follows it on its connection cannot be read.
+    pub(super) is_last: bool,
 }
 
 /// Why there is no body.
@@ -42,6 +46,8 @@ pub(super) struct Received {
 pub(super) enum ReceiveError {
     /// The client is told.
     Refused(ProxyError),
+    /// Its chunks are not what they should be.
+    Unreadable,
     /// The client broke off: there is nobody to tell.
     Broken,
 }
@@ -90,6 +96,7 @@ pub(super) fn receive(
     progress: impl Fn(u64),
 ) -> Result<Received, ReceiveError> {
     let mut share = budget.share();
+    let mut is_last = false;
     let bytes = match length {
         BodyLength::None | BodyLength::Unclear | BodyLength::Exact(0) => Vec::new(),
         BodyLength::Exact(length) => {
@@ -97,9 +104,14 @@ pub(super) fn receive(
             share.grow(length)?;
             exact(request.as_reader(), length, progress)?
         }
-        BodyLength::Chunked => chunked(request.as_reader(), largest, &mut share, progress)?,
+        BodyLength::Chunked => {
+            let reader = request.as_reader();
+            let (bytes, has_trailer) = chunked(reader, largest, &mut share, progress)?;
+            is_last = has_trailer;
+            bytes
+        }
     };
-    Ok(Received { bytes, share: Some(share) })
+    Ok(Received { bytes, share: Some(share), is_last })
 }
 
 /// Exactly `length` bytes and not one read more: the library would read ahead into the next
@@ -121,12 +133,15 @@ fn exact(
     Ok(bytes)
 }
 
+/// Also says whether a trailer follows. The library takes that for a broken chunk and reads no
+/// further; it is one if the body is a whole document without it. (What stands in a trailer is
+/// dropped.)
 fn chunked(
     reader: &mut dyn Read,
     largest: usize,
     share: &mut Share,
     progress: impl Fn(u64),
-) -> Result<Vec<u8>, ReceiveError> {
+) -> Result<(Vec<u8>, bool), ReceiveError> {
     let mut bytes = Vec::new();
     loop {
         progress(bytes.len() as u64);
@@ -137,8 +152,11 @@ fn chunked(
                 .try_reserve_exact(more)
                 .map_err(|_| ReceiveError::Refused(ProxyError::Overloaded))?;
         }
-        if step(reader, &mut bytes, STEP)? == 0 {
-            return Ok(bytes);
+        match step(reader, &mut bytes, STEP) {
+            Ok(0) => return Ok((bytes, false)),
+            Ok(_) => {}
+            Err(ReceiveError::Unreadable) if is_document(&bytes) => return Ok((bytes, true)),
+            Err(error) => return Err(error),
         }
         if bytes.len() > largest {
             return Err(ReceiveError::Refused(ProxyError::TooLarge { limit: largest as u64 }));
@@ -150,9 +168,17 @@ fn chunked(
 fn step(reader: &mut dyn Read, bytes: &mut Vec<u8>, limit: usize) -> Result<usize, ReceiveError> {
     let start = bytes.len();
     bytes.resize(start + limit, 0);
-    let count = reader.read(&mut bytes[start..]).map_err(|_| ReceiveError::Broken)?;
-    bytes.truncate(start + count);
-    Ok(count)
+    let outcome = reader.read(&mut bytes[start..]);
+    bytes.truncate(start + *outcome.as_ref().unwrap_or(&0));
+    outcome.map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => ReceiveError::Unreadable,
+        _ => ReceiveError::Broken,
+    })
+}
+
+/// Whether these bytes are one whole JSON document.
+fn is_document(bytes: &[u8]) -> bool {
+    serde_json::from_slice::<IgnoredAny>(body::without_mark(bytes)).is_ok()
 }
 
 #[cfg(test)]
@@ -179,7 +205,8 @@ mod tests {
     fn a_chunked_body_may_have_the_largest_size_and_no_byte_more() {
         let body = vec![7; STEP * 2];
         let mut share = budget().share();
-        assert_eq!(chunked(&mut &body[..], body.len(), &mut share, |_| {}).unwrap(), body);
+        let outcome = chunked(&mut &body[..], body.len(), &mut share, |_| {}).unwrap();
+        assert_eq!(outcome, (body.clone(), false));
         let mut share = budget().share();
         let outcome = chunked(&mut &body[..], body.len() - 1, &mut share, |_| {});
         assert!(matches!(outcome, Err(ReceiveError::Refused(ProxyError::TooLarge { .. }))));

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use http::{HeaderMap, HeaderValue};
 use log::{debug, info};
+use tiny_http::Request;
 
 use super::answer::{self, Answer};
 use super::bodies::{self, ReceiveError, Received};
@@ -28,8 +29,20 @@ impl Front {
             Ok(body) => {
                 self.admit(pending, endpoint, Some(body));
             }
-            Err(ReceiveError::Refused(error)) => self.give_refusal(pending, error),
-            Err(ReceiveError::Broken) => self.abandon(pending),
+            Err(error) => self.give_up(pending, error),
+        }
+    }
+
+    /// There is no body: the client is told why, unless it has left.
+    fn give_up(self: &Arc<Self>, pending: Pending, error: ReceiveError) {
+        match error {
+            ReceiveError::Refused(error) => self.give_refusal(pending, error),
+            ReceiveError::Unreadable if pending.turn.client_has_left() => self.abandon(pending),
+            ReceiveError::Unreadable => {
+                let text = "the chunks of the body cannot be read";
+                self.give_refusal(pending, ProxyError::Malformed(text));
+            }
+            ReceiveError::Broken => self.abandon(pending),
         }
     }
 
@@ -44,12 +57,13 @@ impl Front {
     }
 
     fn read_body(&self, pending: &mut Pending) -> Result<Received, ReceiveError> {
-        let Pending { request, head, turn, is_read, .. } = pending;
+        let Pending { request, head, turn, is_read, is_last, .. } = pending;
         let begun = clock::instant();
         let progress = |bytes| turn.turn_to(Activity::Sending { before: begun.elapsed(), bytes });
         let largest = self.config.max_body_bytes;
         let outcome = bodies::receive(request, head.length, largest, &self.budget, progress);
         *is_read = outcome.is_ok();
+        *is_last = outcome.as_ref().is_ok_and(|body| body.is_last);
         outcome
     }
 
@@ -63,12 +77,11 @@ impl Front {
             None if endpoint.is_upload() => Received::default(),
             None => match self.read_body(&mut pending) {
                 Ok(body) => body,
-                Err(ReceiveError::Refused(error)) => return self.give_refusal(pending, error),
-                Err(ReceiveError::Broken) => return self.abandon(pending),
+                Err(error) => return self.give_up(pending, error),
             },
         };
         pending.turn.turn_to(Activity::Served);
-        let Received { bytes, share: _share } = body;
+        let Received { bytes, share: _share, .. } = body;
         let headers = head::header_pairs(&pending.request)
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .collect();
@@ -93,16 +106,15 @@ impl Front {
     }
 
     fn answer_to(&self, pending: Pending) -> Answer {
-        let Pending { request, head, turn, .. } = pending;
-        Answer::new(request, &head, turn)
+        let Pending { request, head, turn, is_last, .. } = pending;
+        Answer::new(request, &head, turn, is_last)
     }
 
     /// Does what a person asks of the pool.
     pub(super) fn steer(self: &Arc<Self>, mut pending: Pending, steer: Steer) {
         let body = match self.read_body(&mut pending) {
             Ok(body) => body,
-            Err(ReceiveError::Refused(error)) => return self.refuse(pending, &error),
-            Err(ReceiveError::Broken) => return self.abandon(pending),
+            Err(error) => return self.give_up(pending, error),
         };
         match self.admin.steer(steer, &body.bytes) {
             Ok(value) => {
@@ -139,9 +151,21 @@ impl Front {
             let methods = HeaderValue::from_static("GET, HEAD, POST, DELETE, OPTIONS");
             headers.insert("access-control-allow-methods", methods);
             headers.insert("access-control-max-age", HeaderValue::from_static("86400"));
+            if self.may_enter(&pending.request) {
+                let private = "access-control-allow-private-network";
+                headers.insert(private, HeaderValue::from_static("true"));
+            }
         }
         let head = relay::Head { status: 204, headers, length: None };
         self.respond(pending, &head, b"");
+    }
+
+    /// Whether a page of the public web may ask this private address: where one origin is allowed and
+    /// no other.
+    fn may_enter(&self, request: &Request) -> bool {
+        let is_asked = head::header(request, "access-control-request-private-network");
+        let is_one = self.config.cors_origin.as_deref().is_some_and(|origin| origin != "*");
+        is_one && is_asked.is_some_and(|value| value.eq_ignore_ascii_case("true"))
     }
 
     pub(super) fn refuse(self: &Arc<Self>, pending: Pending, error: &ProxyError) {

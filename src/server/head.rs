@@ -25,6 +25,8 @@ pub(super) struct Head {
     /// Whether the client offers another protocol (h2c): we stay with this one, but the library
     /// hands out the body unframed.
     upgrades: bool,
+    /// Whether the client waits for `100 Continue` before it sends its body.
+    expects: bool,
 }
 
 /// How the body is framed.
@@ -39,9 +41,6 @@ pub(super) enum BodyLength {
     /// anybody's guess (RFC 9112, section 6.3).
     Unclear,
 }
-
-/// An upload may be this long, in bytes: DashScope takes files of up to 500 MB.
-pub(super) const LARGEST_UPLOAD: u64 = 512 << 20;
 
 /// A command to the pool is never longer, in bytes.
 pub(super) const LARGEST_COMMAND: u64 = 16 * 1024;
@@ -73,16 +72,17 @@ impl Head {
             length: body_length(request),
             closes,
             upgrades,
+            expects: header(request, "expect").is_some(),
         }
     }
 
     /// Whether the body is here already, so that reading it waits for nobody.
-    pub(super) fn body_is_here(&self, request: &Request) -> bool {
+    pub(super) fn body_is_here(&self) -> bool {
         match self.length {
             BodyLength::None => true,
             BodyLength::Exact(length) => {
                 let is_copied = length == 0 || !self.upgrades;
-                length <= READ_AHEAD && is_copied && header(request, "expect").is_none()
+                length <= READ_AHEAD && is_copied && !self.expects
             }
             BodyLength::Chunked | BodyLength::Unclear => false,
         }
@@ -94,6 +94,10 @@ impl Head {
             // The library hands out the bare stream, chunk sizes and all.
             BodyLength::Chunked if self.upgrades => {
                 Err(ProxyError::Malformed("a chunked body cannot be upgraded"))
+            }
+            // The library would answer with an interim response, which HTTP/1.0 does not know.
+            _ if self.version < (1, 1) && self.expects => {
+                Err(ProxyError::Malformed("a client of HTTP/1.0 cannot expect `100-continue`"))
             }
             BodyLength::Unclear => Err(ProxyError::Malformed(
                 "the request needs exactly one plain Content-Length, or `Transfer-Encoding: chunked`",
@@ -152,11 +156,22 @@ pub(super) fn is_authorized(request: &Request, key: &Secret) -> bool {
 /// only ours, whatever key it has got hold of.
 pub(super) fn check_origin(request: &Request) -> Result<(), ProxyError> {
     let Some(origin) = header(request, "origin") else { return Ok(()) };
-    let host = origin.split_once("://").map_or(origin, |(_, host)| host);
     match header(request, "host") {
-        Some(own) if own.eq_ignore_ascii_case(host) => Ok(()),
+        Some(own) if is_same_origin(origin, own) => Ok(()),
         _ => Err(ProxyError::ForeignOrigin),
     }
+}
+
+/// Whether a page of `origin` came from `host`. A port that its scheme implies may be said or not.
+fn is_same_origin(origin: &str, host: &str) -> bool {
+    let (scheme, theirs) = origin.split_once("://").unwrap_or(("", origin));
+    let implied = match scheme.to_ascii_lowercase().as_str() {
+        "http" => ":80",
+        "https" => ":443",
+        _ => "",
+    };
+    let without = |text: &'_ str| text.strip_suffix(implied).unwrap_or(text).to_ascii_lowercase();
+    without(theirs) == without(host.trim())
 }
 
 /// Whether a browser asks: nobody else wants HTML.
@@ -243,6 +258,29 @@ mod tests {
         }
         for host in ["a b", "a/b", "me@host", "http://a", "a?b", "a#b", "a:b:c"] {
             assert!(!is_host(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_the_same_with_and_without_the_port_that_its_scheme_implies() {
+        for (origin, host) in [
+            ("http://127.0.0.1:3300", "127.0.0.1:3300"),
+            ("https://Proxy.example", "proxy.example:443"),
+            ("https://proxy.example:443", "proxy.example"),
+            ("http://proxy.example", "proxy.example:80"),
+            ("http://[::1]", "[::1]:80"),
+        ] {
+            assert!(is_same_origin(origin, host), "{origin} {host}");
+        }
+        for (origin, host) in [
+            ("http://proxy.example", "proxy.example:443"),
+            ("https://proxy.example", "proxy.example:80"),
+            ("http://proxy.example:3300", "proxy.example"),
+            ("https://evil.example", "proxy.example"),
+            ("null", "proxy.example"),
+            ("file://", "proxy.example"),
+        ] {
+            assert!(!is_same_origin(origin, host), "{origin} {host}");
         }
     }
 

@@ -16,7 +16,7 @@ use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
 use super::fd::{Descriptors, Kept};
 use super::gate::Gate;
-use super::head::{self, Head, LARGEST_COMMAND, LARGEST_UPLOAD};
+use super::head::{self, Head, LARGEST_COMMAND};
 use super::lost::LostThreads;
 use super::poker::Poker;
 use super::queue::Queue;
@@ -30,6 +30,7 @@ use crate::metrics::Load;
 use crate::panics::{Alarm, fault_point};
 use crate::policy::route::{self, Endpoint, Local, Route, Steer};
 use crate::proxy::Proxy;
+use crate::relay::LARGEST_UPLOAD;
 use crate::upstream::ClientWatch;
 
 /// Threads that write our own pages.
@@ -71,6 +72,8 @@ pub(super) struct Pending {
     pub(super) turn: Turn,
     /// Whether its body has been read.
     pub(super) is_read: bool,
+    /// Whether what follows its body cannot be read, so that its answer is the connection's last.
+    pub(super) is_last: bool,
 }
 
 /// What a request is for.
@@ -273,7 +276,8 @@ impl Front {
         let turn = Turn { front: Arc::clone(self), peer };
         let head = Head::of(&request, peer);
         fault_point("intake", head.query.as_deref());
-        let pending = Pending { request, head, arrived, waited, turn, is_read: false };
+        let pending =
+            Pending { request, head, arrived, waited, turn, is_read: false, is_last: false };
         let front = Arc::clone(self);
         match self.judge(&pending) {
             Ok(Errand::Serve(endpoint)) if endpoint.is_upload() || pending.body_is_here() => {
@@ -359,7 +363,7 @@ impl Front {
 
 impl Pending {
     pub(super) fn body_is_here(&self) -> bool {
-        self.is_read || self.head.body_is_here(&self.request)
+        self.is_read || self.head.body_is_here()
     }
 }
 

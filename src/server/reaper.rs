@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::{debug, warn};
+use log::{debug, info, warn};
 
 use super::connections::{Activity, Sight};
 use super::fd::{Census, Connection, Input};
 use super::intake::Front;
-use crate::clock;
+use crate::{clock, tcp_info};
 
 /// How often it looks, unless looking takes long.
 const TICK: Duration = Duration::from_millis(100);
@@ -38,6 +38,14 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// second: each byte of a dribble is progress, and would hold a receiver for ever.
 const SLOWEST_BODY: u64 = 1024;
 
+/// Whoever has begun with something and then waits this long has not begun a request, but TLS or
+/// HTTP/2, and waits for an answer in that.
+const HALF_HEAD: Duration = Duration::from_secs(5);
+
+/// The answer to that: clients of TLS say then that this is none.
+const NO_REQUEST: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
 /// A connection that has not asked for this long, and whose bytes nobody reads, is stuck.
 const STUCK_AFTER: Duration = Duration::from_millis(50);
 
@@ -61,6 +69,7 @@ const EACH_CONNECTION: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
     NoHead,
+    HalfHead,
     Idle,
     StalledBody,
     SlowBody,
@@ -111,8 +120,9 @@ impl Reaper {
         let limit = self.front.client_timeout();
         let judged = if self.has_respite(now) { &[][..] } else { &sights };
         for sight in judged {
-            if let Some(reason) = past_limit(sight, limit) {
-                if reason == Reason::NoHead {
+            let reason = past_limit(sight, limit).or_else(|| half_head(&census, sight));
+            if let Some(reason) = reason {
+                if matches!(reason, Reason::NoHead | Reason::HalfHead) {
                     self.bury(&census, sight.peer);
                 }
                 end(&census, sight.peer, reason);
@@ -224,6 +234,16 @@ fn past_limit(sight: &Sight, stall: Duration) -> Option<Reason> {
     }
 }
 
+/// Whether a connection has begun with something that is no request. What it was cannot be seen any
+/// more: tiny_http has read it, and waits for the end of a line.
+fn half_head(census: &Census, sight: &Sight) -> Option<Reason> {
+    if sight.activity != Activity::Mute || sight.age < HALF_HEAD {
+        return None;
+    }
+    let info = tcp_info::of(find(census, sight.peer)?.fd)?;
+    (info.received > 0 && info.last_received >= HALF_HEAD).then_some(Reason::HalfHead)
+}
+
 /// Connections in the order in which they may go: those that have had their last answer, those that
 /// never asked, then the idle ones, the longest first. Nothing that is in work is among them.
 fn least_missed(sights: &[Sight]) -> Vec<SocketAddr> {
@@ -264,6 +284,14 @@ fn end(census: &Census, peer: SocketAddr, reason: Reason) {
     if let Some(connection) = find(census, peer).and_then(Connection::keep) {
         debug!("ended client={} reason={reason}", peer.ip());
         match reason {
+            Reason::HalfHead => {
+                info!(
+                    "half_head client={}: it began with something that is no request of HTTP/1.1; `https://` or HTTP/2 on this port?",
+                    peer.ip()
+                );
+                connection.send(NO_REQUEST);
+                connection.shut();
+            }
             // A farewell might make half an answer look whole; and whoever writes gets free.
             Reason::UnreadAnswer => connection.abort(),
             _ => connection.shut(),
@@ -287,6 +315,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoHead => "no_head",
+            Self::HalfHead => "half_head",
             Self::Idle => "idle",
             Self::StalledBody => "stalled_body",
             Self::SlowBody => "slow_body",

@@ -34,6 +34,10 @@ pub(crate) enum FailureKind {
     ClientLeft,
     /// We interrupted it, because the process ends.
     Stopping,
+    /// The chunks of an upload are not what they should be.
+    Unreadable,
+    /// An upload is longer than one may be.
+    TooLarge,
     /// Everything else: DNS, connect, TLS, reset.
     Broken,
 }
@@ -41,6 +45,12 @@ pub(crate) enum FailureKind {
 impl CallError {
     pub(super) fn broken(cause: String) -> Self {
         Self { cause, kind: FailureKind::Broken, step: Step::Answer, repeatable: false }
+    }
+
+    /// What a client sends cannot be sent on.
+    #[must_use]
+    pub(crate) fn of_upload(kind: FailureKind) -> Self {
+        Self { kind, ..Self::broken("the upload cannot be sent on".to_owned()) }
     }
 
     /// The client left while no call was in flight.

@@ -157,7 +157,7 @@ fn downward_come_exactly_the_headers_that_are_meant_for_the_client() {
         ("x-proxy-attempts", "99"),
         ("x-proxy-model", "theirs"),
     ];
-    let exposed = "x-proxy-key-hash, x-proxy-model, x-proxy-attempts, x-proxy-adjusted";
+    let exposed = "retry-after, x-should-retry, x-request-id, x-proxy-key-hash, x-proxy-model, x-proxy-attempts, x-proxy-adjusted";
     let ours = [
         ("access-control-allow-origin", "*"),
         ("access-control-expose-headers", exposed),

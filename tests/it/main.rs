@@ -35,3 +35,4 @@ mod streaming;
 mod uploads;
 mod upstream;
 mod usage;
+mod wire;

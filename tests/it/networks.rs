@@ -12,7 +12,7 @@ use nix::libc;
 
 use crate::envelope::{CHAT, MESSAGES};
 use crate::failover::BODY;
-use crate::harness::{Proxy, RawUpstream, post};
+use crate::harness::{LIMIT, Proxy, RawUpstream, post};
 
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
@@ -82,22 +82,20 @@ fn a_pooled_connection_that_was_forgotten_on_the_way_is_replaced_within_the_conn
 
 #[test]
 fn a_silent_upstream_that_is_there_is_waited_for() {
-    let upstream = RawUpstream::start(|stream, call| {
-        if call > 1 {
-            // Twice the connect limit.
-            let _ = crossbeam_channel::never::<()>().recv_timeout(Duration::from_secs(5));
-        }
+    let upstream = RawUpstream::start(|stream, _| {
         stream.write_all(ANSWER).unwrap();
-        if call == 1 {
-            assert!(stream.read(&mut [0; 65536]).unwrap() > 0);
-            let _ = crossbeam_channel::never::<()>().recv_timeout(Duration::from_secs(5));
+        // The next request on this connection waits for twice the connect limit.
+        while stream.read(&mut [0; 65536]).is_ok_and(|count| count > 0) {
+            let _ = crossbeam_channel::never::<()>().recv_timeout(Duration::from_secs(4));
             stream.write_all(ANSWER).unwrap();
         }
     });
     let standin = StandIn::start().unwrap();
     let proxy = before(&standin, &upstream);
-    for _ in 0..2 {
+    for id in 1..=2 {
         assert_eq!(post(&proxy, CHAT, BODY).status, 200);
+        // By then its connection is in the pool.
+        assert!(proxy.wait_log(&format!(" request id={id} "), LIMIT));
     }
     assert_eq!(upstream.calls(), 1, "the pooled connection was given up");
 }
