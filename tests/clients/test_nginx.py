@@ -110,6 +110,18 @@ class Nginx(PoolTest):
         self.is_exhausted(pool, openai.InternalServerError,
                           lambda: client.chat.completions.create(model="any", messages=[]))
 
+    def test_buttons_of_the_page(self):
+        """A browser says where the page came from, also below a path."""
+        for location, path in [(self.snippet(), ""), (self.snippet().replace(
+                "location / {", "location /pool/ {").replace("PROXY;", "PROXY/;"), "/pool")]:
+            pool = self.start(location)
+            connection = http.client.HTTPConnection(pool.address, timeout=30)
+            self.addCleanup(connection.close)
+            connection.request("POST", path + "/models/reset", '{"all":true}',
+                               {"authorization": f"Bearer {pool.key}",
+                                "origin": f"http://{pool.address}"})
+            self.assertEqual(connection.getresponse().status, 200)
+
     def test_large_body(self):
         pool = self.start(self.snippet())
         words = "x" * (8 << 20)
