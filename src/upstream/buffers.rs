@@ -9,7 +9,9 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use ureq::unversioned::transport::Buffers;
 
-/// How much leaves at once, and how large the way in may grow by itself, in bytes.
+use super::exchange;
+
+/// How much of a stream leaves at once, and how large the way in may grow by itself, in bytes.
 pub(super) const SIZE: usize = 16 * 1024;
 
 /// With how much the way in begins: the events of a stream fit in.
@@ -19,6 +21,10 @@ const FIRST: usize = 2 * 1024;
 /// request they would leave holes that soon are too small for the next.)
 static SPARE: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 const MOST_SPARE: usize = 8;
+const LARGEST_SPARE: usize = 128 * 1024;
+
+/// How much of a body at hand leaves at once at the most, in bytes.
+const LARGEST_OUTPUT: usize = 512 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct LeanBuffers {
@@ -41,7 +47,7 @@ impl LeanBuffers {
         }
         let output = mem::take(&mut self.output);
         let mut spare = SPARE.lock();
-        if spare.len() < MOST_SPARE {
+        if spare.len() < MOST_SPARE && output.len() <= LARGEST_SPARE {
             spare.push(output);
         }
     }
@@ -91,7 +97,12 @@ impl Buffers for LeanBuffers {
 
     fn tmp_and_output(&mut self) -> (&mut [u8], &mut [u8]) {
         if self.output.is_empty() {
-            self.output = SPARE.lock().pop().unwrap_or_else(|| vec![0; 2 * SIZE]);
+            let leaves = exchange::body_at_hand().clamp(SIZE, LARGEST_OUTPUT);
+            let mut output = SPARE.lock().pop().unwrap_or_default();
+            if output.len() < SIZE + leaves {
+                output.resize(SIZE + leaves, 0);
+            }
+            self.output = output;
         }
         self.output.split_at_mut(SIZE)
     }
@@ -158,6 +169,7 @@ mod tests {
     #[test]
     fn the_way_out_has_memory_only_while_it_is_used() {
         let mut buffers = LeanBuffers::default();
+        exchange::begin(std::time::Duration::ZERO, None);
         assert_eq!(buffers.output().len(), SIZE);
         buffers.free_output();
         assert_eq!(buffers.output.capacity(), 0);

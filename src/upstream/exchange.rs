@@ -95,6 +95,8 @@ struct Exchange {
     client_left: bool,
     /// Whether the next bytes of the request are its head, and its body is at hand.
     holds: bool,
+    /// How long that body is, in bytes.
+    body: usize,
 }
 
 thread_local! {
@@ -105,11 +107,12 @@ fn with<T>(f: impl FnOnce(&mut Exchange) -> T) -> T {
     CURRENT.with_borrow_mut(f)
 }
 
-/// A new attempt begins on this thread; its head is due within `head_limit`. `has_body`: its body
-/// is at hand.
-pub(super) fn begin(head_limit: Duration, has_body: bool) {
+/// A new attempt begins on this thread; its head is due within `head_limit`. `body`: how long its
+/// body is in bytes, if that is at hand.
+pub(super) fn begin(head_limit: Duration, body: Option<usize>) {
     with(|exchange| {
-        exchange.holds = has_body;
+        exchange.holds = body.is_some();
+        exchange.body = body.unwrap_or(0);
         exchange.stage = Stage::Connecting;
         exchange.step = Step::Dns;
         exchange.at_proxy = false;
@@ -263,6 +266,11 @@ pub(super) fn reached(stage: Stage) {
 pub(super) fn time_since_sent() -> Duration {
     let sent = with(|exchange| exchange.sent);
     sent.map_or(Duration::ZERO, |at| clock::instant().saturating_duration_since(at))
+}
+
+/// How much of a body is at hand to be sent, in bytes.
+pub(super) fn body_at_hand() -> usize {
+    with(|exchange| exchange.body)
 }
 
 /// Whether what is sent now is better sent with what follows at once: the head, once.

@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn a_head_leaves_with_the_body_and_what_follows_at_once() {
         let (mut tcp, mut other) = pair();
-        exchange::begin(LIMIT, true);
+        exchange::begin(LIMIT, Some(4));
         transmit(&mut tcp, b"head ");
         other.set_nonblocking(true).unwrap();
         assert_eq!(other.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn a_head_without_a_body_at_hand_leaves_at_once() {
         let (mut tcp, mut other) = pair();
-        exchange::begin(LIMIT, false);
+        exchange::begin(LIMIT, None);
         transmit(&mut tcp, b"head");
         other.read_exact(&mut [0; 4]).unwrap();
         other.write_all(b"answer").unwrap();
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn what_connectors_say_is_never_held() {
         let (mut tcp, mut other) = pair();
-        exchange::begin(LIMIT, true);
+        exchange::begin(LIMIT, Some(4));
         exchange::start_connecting(exchange::Step::Tcp);
         transmit(&mut tcp, b"hello");
         other.read_exact(&mut [0; 5]).unwrap();

@@ -1,5 +1,5 @@
-//! The request body's edit, against a second reader: what is no object is refused, and of what
-//! is one only the model's value changes.
+//! The request body's edit, against a second reader: whatever is an object is read, and only the
+//! model's value changes.
 
 #![no_main]
 
@@ -52,14 +52,13 @@ const MODELS: [&str; 3] = ["qwen-plus", "deepseek/v3.1@2025:free+x_1", "a\"b\\c\
 
 fuzz_target!(|body: &[u8]| {
     let model = MODELS[body.len() % MODELS.len()];
-    let before = Members::of(body).filter(|members| members.named("model").count() <= 1);
-    let (before, sent) = match (before, edit_body(body, model)) {
-        (None, None) => return,
-        (Some(before), Some(sent)) => (before, sent),
-        (before, sent) => {
-            panic!("readers disagree: ours {}, theirs {}", sent.is_some(), before.is_some())
-        }
-    };
+    // What is malformed below the top level may be left to upstream.
+    let Some(before) = Members::of(body) else { return drop(edit_body(body, model)) };
+    let sent = edit_body(body, model);
+    if before.named("model").count() > 1 {
+        return assert!(sent.is_none(), "readers would disagree on the model");
+    }
+    let sent = sent.expect("an object is read");
     assert_eq!(sent.untouched, body);
     assert_eq!(sent.length, sent.edited.len());
 
