@@ -81,7 +81,7 @@ fn run() -> Result<u8, Failure> {
             logging::start(&loaded.config.log_filter);
             panics::watch();
             let (sender, events) = on_signal()?;
-            return end(Service::start(loaded, sender)?.run(&events)?);
+            return end(Service::start(loaded, sender)?.run(&events)?, &events);
         }
         Command::Status(options) => return report(commands::status(&options), options.json),
         Command::Steer(steer, target, options) => {
@@ -94,7 +94,7 @@ fn run() -> Result<u8, Failure> {
             logging::start("info");
             panics::watch();
             let (sender, events) = on_signal()?;
-            return end(demo::start(sender)?.run(&events)?);
+            return end(demo::start(sender)?.run(&events)?, &events);
         }
     }
     Ok(0)
@@ -102,8 +102,9 @@ fn run() -> Result<u8, Failure> {
 
 /// Ends the process, or begins it anew under the same number: the listener is handed over the way
 /// systemd does it, and everything else is let go of.
-fn end(ended: Ended) -> Result<u8, Failure> {
-    if ended == Ended::Stopped {
+fn end(ended: Ended, events: &Receiver<Event>) -> Result<u8, Failure> {
+    // A signal may have come since the last look.
+    if ended == Ended::Stopped || events.try_iter().any(|event| event == Event::Stop) {
         return Ok(0);
     }
     let error = std::process::Command::new("/proc/self/exe")

@@ -199,6 +199,9 @@ impl Proxy {
     /// teaches, and where upstream does not say, an estimate does.
     fn count(&self, task: Task<'_>, client: &mut dyn Client) -> Result<(), ProxyError> {
         let _watching = upstream::watch_client(client.watch());
+        if task.request.waited && (client.watch())() {
+            return self.give_up(CallError::client_left(), client, task.story);
+        }
         let told = self.next_slot(&task, &Walk::default()).map(|pick| {
             task.story.attempts = 1;
             task.story.slot = Some(pick.slot.clone());

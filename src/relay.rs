@@ -202,18 +202,11 @@ impl Held {
     }
 
     /// Takes the first bytes of a body of which nothing has been read.
-    fn take_first(&mut self, body: &mut AnswerBody) -> Result<(), CallError> {
+    fn take_first(&mut self, body: &mut AnswerBody) {
         if let Rest::ToCome = self.rest {
             let mut buffer = vec![0; BUFFER];
             let read = body.read(&mut buffer);
             self.take(read, &buffer);
-        }
-        match std::mem::take(&mut self.rest) {
-            Rest::Broken(error) if self.bytes.is_empty() => Err(error),
-            rest => {
-                self.rest = rest;
-                Ok(())
-            }
         }
     }
 
@@ -232,7 +225,7 @@ impl Held {
 /// can still be told from one that was cut.
 ///
 /// # Errors
-/// When the body breaks off before its first byte: the client has been sent nothing.
+/// When the body breaks off before any of it has left: the client has been sent nothing.
 pub(crate) fn relay(
     head: &Head,
     mut held: Held,
@@ -242,7 +235,10 @@ pub(crate) fn relay(
     mut see: impl FnMut(&[u8]),
 ) -> Result<Relayed, CallError> {
     if held.bytes.is_empty() {
-        held.take_first(body)?;
+        held.take_first(body);
+    }
+    if let Rest::Broken(error) = held.rest {
+        return Err(error);
     }
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
@@ -292,10 +288,8 @@ fn copy_pieces(
         send(&held.bytes)?;
     }
     drop(held.bytes);
-    match held.rest {
-        Rest::Ended => return Ok(()),
-        Rest::Broken(error) => return Err(End::of(error)),
-        Rest::ToCome => {}
+    if !matches!(held.rest, Rest::ToCome) {
+        return Ok(());
     }
     let mut buffer = vec![0; BUFFER];
     loop {

@@ -114,6 +114,11 @@ impl Server {
         self.front.poker.poke(1);
     }
 
+    /// Closes the listener that was kept: there will be no next program.
+    pub(crate) fn let_go(&self) {
+        self.front.gate.let_go();
+    }
+
     /// Hands the listener over to the program that this process executes next. The last thing that
     /// it does before.
     ///

@@ -35,6 +35,9 @@ const TELL_EVERY: Duration = Duration::from_secs(1);
 /// How many of these steps must be quiet in a row: a request may be on its way from the socket.
 const QUIET_STEPS: u32 = 2;
 
+/// How long a renewal waits for answers in flight: new clients wait as long.
+const LONGEST_RENEWAL: Duration = Duration::from_secs(30);
+
 /// How long answers that were interrupted at the end of the grace may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 
@@ -147,7 +150,11 @@ impl Service {
         self.server.stop_listening(ended == Ended::Renew);
         let in_flight = self.server.requests_in_flight();
         info!("drain in_flight={in_flight} grace_s={}", self.config.shutdown_grace.as_secs());
-        if !self.is_quiet_within(self.config.shutdown_grace, events, &mut ended) {
+        let grace = match ended {
+            Ended::Stopped => self.config.shutdown_grace,
+            Ended::Renew => self.config.shutdown_grace.min(LONGEST_RENEWAL),
+        };
+        if !self.is_quiet_within(grace, events, &mut ended) {
             let left = self.server.requests_in_flight();
             warn!("drain grace=over interrupted={left}");
             self.upstream.shut_down();
@@ -169,7 +176,10 @@ impl Service {
                 return false;
             }
             if let Ok(Event::Stop) = events.recv_timeout(DRAIN_STEP) {
+                // Nobody waits for a next program any more.
                 *ended = Ended::Stopped;
+                self.server.let_go();
+                supervisor::stopping(limit + LAST_WAIT);
             }
             if told.elapsed() >= TELL_EVERY {
                 told = clock::instant();

@@ -8,10 +8,14 @@ use std::time::Duration;
 pub(crate) struct TcpInfo {
     /// Neither side has ended it.
     pub established: bool,
+    /// The other end has not ended it.
+    pub open: bool,
     /// Something was sent that the other end has not acknowledged.
     pub unacknowledged: bool,
     /// How long ago the other end acknowledged anything.
     pub last_acknowledged: Duration,
+    /// How many bytes the other end has acknowledged.
+    pub acknowledged: u64,
     /// How many bytes have come.
     pub received: u64,
     /// How long ago the last of them came.
@@ -28,7 +32,7 @@ struct Kernel {
     _flags: [u8; 7],
     numbers: [u32; 24],
     _pacing: [u64; 2],
-    _bytes_acked: u64,
+    bytes_acked: u64,
     bytes_received: u64,
 }
 
@@ -38,8 +42,10 @@ struct Kernel {
 pub(crate) fn of(fd: RawFd) -> Option<TcpInfo> {
     use nix::libc;
 
-    /// `TCP_ESTABLISHED` of the kernel's tcp_states.h.
+    /// Of the kernel's tcp_states.h: `TCP_ESTABLISHED`, and `TCP_FIN_WAIT1` and `2`, in which only we
+    /// have ended it.
     const ESTABLISHED: u8 = 1;
+    const FIN_WAIT: [u8; 2] = [4, 5];
     /// Where `tcpi_unacked`, `tcpi_last_data_recv` and `tcpi_last_ack_recv` stand.
     const UNACKED: usize = 4;
     const LAST_DATA_RECV: usize = 11;
@@ -55,8 +61,10 @@ pub(crate) fn of(fd: RawFd) -> Option<TcpInfo> {
     let millis = |place: usize| Duration::from_millis(info.numbers[place].into());
     (outcome == 0).then(|| TcpInfo {
         established: info.state == ESTABLISHED,
+        open: info.state == ESTABLISHED || FIN_WAIT.contains(&info.state),
         unacknowledged: info.numbers[UNACKED] > 0,
         last_acknowledged: millis(LAST_ACK_RECV),
+        acknowledged: info.bytes_acked,
         received: info.bytes_received,
         last_received: millis(LAST_DATA_RECV),
     })

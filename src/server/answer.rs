@@ -86,7 +86,7 @@ impl Answer {
             version: head.version,
             is_head: head.method == "HEAD",
             client_closes: head.closes,
-            last: (last || head.version < (1, 1)) && !head.closes,
+            last: (last || head.says_close || head.version < (1, 1)) && !head.closes,
             writing: Activity::Taking,
             turn,
         }
@@ -268,7 +268,7 @@ impl Client for Answer {
 
     fn start(&mut self, head: &Head) {
         // A stop may have begun since the request came.
-        self.last |= self.turn.is_draining() && !self.client_closes;
+        self.last |= self.turn.is_last() && !self.client_closes;
         if self.last {
             // Who is told that the connection closes gets nothing more (RFC 9112, section 9.6).
             self.turn.condemn();
@@ -308,11 +308,9 @@ impl Client for Answer {
         if !self.pending.is_empty() {
             self.write_pending()?;
         }
-        if self.last
-            && let Some(connection) = self.turn.connection()
-        {
+        if self.last {
             // Before the library may write: it answers by itself what it cannot read.
-            connection.end_output();
+            self.turn.end_output();
         }
         Ok(())
     }

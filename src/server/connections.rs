@@ -14,9 +14,14 @@ use parking_lot::Mutex;
 use tiny_http::Request;
 
 use super::fd::Connection;
+use super::head::header;
 
-/// How many requests may wait behind the one in work.
+/// How many requests may wait behind the one in work, to be answered; with one more, that answer is
+/// the last.
 const LONGEST_LINE: usize = 8;
+
+/// How many may be held, to be dropped when that is safe.
+const MOST_HELD: usize = 64;
 
 /// How long a connection is known after its socket is gone. It may be younger than the reaper's
 /// last look.
@@ -57,6 +62,8 @@ struct Known {
     line: VecDeque<Request>,
     /// Nothing that it still sends is answered.
     condemned: bool,
+    /// One of its requests is in work, or has not been disposed of.
+    has_turn: bool,
     /// One of its descriptors, as the last census saw it.
     fd: Option<RawFd>,
     /// Since when its socket has not been among the descriptors.
@@ -87,8 +94,8 @@ pub(super) enum Arrival {
     Later,
     /// Its connection is condemned, and nothing of it is in work: the request is to be dropped.
     Dead(Request),
-    /// Its connection has just been condemned, because too many wait.
-    Condemned,
+    /// So many wait that the connection is to be shut at once.
+    Flood,
 }
 
 /// What is left of a connection whose request is done.
@@ -101,6 +108,8 @@ pub(super) enum Rest {
     /// That was its last answer. What waits is taken with [`Connections::take_line`], when it can be
     /// dropped.
     Close,
+    /// The same, and the connection has lingered and is shut already.
+    Shut,
 }
 
 impl Connections {
@@ -112,16 +121,16 @@ impl Connections {
             Activity::Mute | Activity::Idle if connection.condemned => Arrival::Dead(request),
             Activity::Mute | Activity::Idle => {
                 let first = matches!(connection.activity, Activity::Mute);
+                connection.has_turn = true;
                 self.set(connection, Activity::Waiting, now);
                 Arrival::Now { request, first }
             }
+            // The answers before it are over, and there is no body to read: it can be dropped.
+            Activity::Lingering if connection.can_drop(&request) => Arrival::Dead(request),
             _ => {
                 connection.line.push_back(request);
-                if connection.line.len() != LONGEST_LINE + 1 {
-                    return Arrival::Later;
-                }
-                connection.condemned = true;
-                Arrival::Condemned
+                connection.condemned |= connection.line.len() > LONGEST_LINE;
+                if connection.line.len() == MOST_HELD { Arrival::Flood } else { Arrival::Later }
             }
         }
     }
@@ -140,6 +149,11 @@ impl Connections {
         }
     }
 
+    /// Whether nothing more is answered on this connection.
+    pub(super) fn is_condemned(&self, peer: SocketAddr) -> bool {
+        self.known.lock().get(&peer).is_some_and(|connection| connection.condemned)
+    }
+
     /// What is known of this address does not hold for the connection that it has now.
     pub(super) fn forget(&self, peer: SocketAddr) {
         self.known.lock().remove(&peer);
@@ -150,8 +164,10 @@ impl Connections {
         let mut known = self.known.lock();
         let Some(connection) = known.get_mut(&peer) else { return Rest::Nothing };
         if connection.condemned {
+            connection.has_turn = false;
+            let has_lingered = connection.activity == Activity::Lingering;
             self.set(connection, Activity::Lingering, now);
-            return Rest::Close;
+            return if has_lingered { Rest::Shut } else { Rest::Close };
         }
         match connection.line.pop_front() {
             Some(request) => {
@@ -159,6 +175,7 @@ impl Connections {
                 Rest::Next(request)
             }
             None => {
+                connection.has_turn = false;
                 self.set(connection, Activity::Idle, now);
                 Rest::Nothing
             }
@@ -242,6 +259,7 @@ impl Known {
             since: now,
             line: VecDeque::new(),
             condemned: false,
+            has_turn: false,
             fd: None,
             missing_since: None,
         }
@@ -249,6 +267,13 @@ impl Known {
 
     fn is_at_rest(&self) -> bool {
         matches!(self.activity, Activity::Mute | Activity::Idle)
+    }
+
+    /// Whether to drop this request waits for nobody, although the connection is not shut.
+    fn can_drop(&self, request: &Request) -> bool {
+        let is_chunked = header(request, "transfer-encoding").is_some();
+        let has_no_body = request.body_length().unwrap_or(0) == 0 && !is_chunked;
+        !self.has_turn && self.line.is_empty() && has_no_body
     }
 
     /// A socket that was shut is no longer found, and the library may still hold some of what it

@@ -13,7 +13,7 @@ use super::bodies::{self, ReceiveError, Received};
 use super::connections::Activity;
 use super::head;
 use super::intake::{Front, Pending};
-use super::refusals::{self, Disposal, Numbers};
+use super::refusals;
 use super::workers::Job;
 use crate::clock;
 use crate::error::ProxyError;
@@ -47,7 +47,7 @@ impl Front {
     }
 
     /// The client broke off in its body: there is nobody to answer.
-    fn abandon(&self, pending: Pending) {
+    fn abandon(self: &Arc<Self>, pending: Pending) {
         debug!("broken client={} in=body", pending.head.peer.ip());
         pending.turn.condemn();
         if let Some(connection) = pending.turn.connection() {
@@ -203,23 +203,12 @@ impl Front {
         // What the client sends from here on would be taken for another request.
         turn.condemn();
         let answer = answer::whole(head, body, asked.method == "HEAD");
-        let front = Arc::clone(self);
-        let numbers = match refusals::is_droppable(&request) {
-            true => Numbers::new(),
-            false => self.descriptors.numbered(asked.peer),
-        };
         let connection = turn.connection();
+        let front = Arc::clone(self);
         let dispose = move || {
             let undertakers = Arc::clone(&front.undertakers);
             undertakers.give(move || {
-                if refusals::dispose(request) == Disposal::Forgotten {
-                    debug!("forgotten client={}", asked.peer.ip());
-                    front.lost.add();
-                    let descriptors = Arc::clone(&front.descriptors);
-                    front.lingerer.bury(move || {
-                        descriptors.close(&numbers);
-                    });
-                }
+                front.dispose(request);
                 drop(turn);
             });
         };

@@ -21,7 +21,7 @@ use nix::sys::socket::{self, MsgFlags, Shutdown, SockaddrStorage};
 use nix::sys::stat::Mode;
 use parking_lot::Mutex;
 
-use crate::tcp_info;
+use crate::tcp_info::{self, TcpInfo};
 
 /// Where the kernel lists the descriptors of this process.
 const DIRECTORY: &str = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
@@ -134,8 +134,11 @@ impl Descriptors {
     /// The connection of this client, for more than one look. `fd`: the number under which it was
     /// seen last.
     pub(super) fn keep(&self, peer: SocketAddr, fd: Option<RawFd>) -> Option<Kept> {
-        let seen = fd.and_then(|fd| Connection { fd, peer }.keep());
-        seen.or_else(|| self.find(peer)?.keep())
+        match fd.map(|fd| Connection { fd, peer }) {
+            Some(seen) if seen.is_still_there() => seen.keep(),
+            Some(seen) if seen.is_shut(self.port) => None,
+            _ => self.find(peer)?.keep(),
+        }
     }
 
     /// Every number of this client's connection, with what it stands for.
@@ -261,6 +264,23 @@ impl Connection {
             Some(info) => !info.established,
             None => self.input() == Input::Ended,
         }
+    }
+
+    /// What the kernel knows of it.
+    pub(super) fn info(self) -> Option<TcpInfo> {
+        tcp_info::of(self.fd)
+    }
+
+    /// Whether neither side has ended it, as far as the system tells.
+    pub(super) fn is_established(self) -> bool {
+        !self.is_closed_by_peer()
+    }
+
+    /// Whether the number is a connection of our listener that has no other end any more.
+    fn is_shut(self, port: u16) -> bool {
+        let near = socket::getsockname::<SockaddrStorage>(self.fd).ok().and_then(address);
+        near.is_some_and(|near| near.port() == port)
+            && socket::getpeername::<SockaddrStorage>(self.fd) == Err(Errno::ENOTCONN)
     }
 
     /// Whether the number still is this client's connection.

@@ -92,6 +92,11 @@ impl Gate {
         self.listening.close(keeps);
     }
 
+    /// Closes the listener that was kept.
+    pub(super) fn let_go(&self) {
+        self.listening.let_go();
+    }
+
     /// Hands the closed listener over to the program that this process executes next.
     pub(super) fn hand_over(&self) -> io::Result<()> {
         self.listening.hand_over()

@@ -22,6 +22,8 @@ pub(super) struct Head {
     pub(super) length: BodyLength,
     /// Whether the library ends the connection by itself after this request.
     pub(super) closes: bool,
+    /// Whether the client says that this is its last request.
+    pub(super) says_close: bool,
     /// Whether the client offers another protocol (h2c): we stay with this one, but the library
     /// hands out the body unframed.
     upgrades: bool,
@@ -58,7 +60,12 @@ impl Head {
             None => (target, None),
         };
         let version = (request.http_version().0, request.http_version().1);
-        let connection = header(request, "connection").unwrap_or_default().to_ascii_lowercase();
+        let lines: Vec<String> =
+            values(request, "connection").map(str::to_ascii_lowercase).collect();
+        // tiny_http looks at the first line only.
+        let connection = lines.first().map_or("", String::as_str);
+        let says_close =
+            lines.iter().flat_map(|line| line.split(',')).any(|it| it.trim() == "close");
         let upgrades = connection.contains("upgrade");
         let keeps = version != (1, 0) || connection.contains("keep-alive");
         let closes = connection.contains("close") || upgrades || !keeps;
@@ -71,6 +78,7 @@ impl Head {
             protocol: route::protocol_of(path, header(request, "anthropic-version").is_some()),
             length: body_length(request),
             closes,
+            says_close,
             upgrades,
             expects: header(request, "expect").is_some(),
         }

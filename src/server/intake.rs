@@ -1,5 +1,6 @@
 //! What is decided about each request, before anybody waits for its client.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -8,19 +9,20 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use log::debug;
+use parking_lot::Mutex;
 use tiny_http::Request;
 
 use super::Once;
 use super::bodies::{Budget, Received};
 use super::connections::{Activity, Arrival, Connections, Rest};
 use super::crew::Crew;
-use super::fd::{Descriptors, Kept};
+use super::fd::{Connection, Descriptors, Kept};
 use super::gate::Gate;
 use super::head::{self, Head, LARGEST_COMMAND};
 use super::lost::LostThreads;
 use super::poker::Poker;
 use super::queue::Queue;
-use super::refusals::{self, Lingerer};
+use super::refusals::{self, Disposal, Lingerer, Numbers};
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
@@ -53,6 +55,8 @@ pub(super) struct Front {
     pub(super) undertakers: Arc<Crew>,
     pub(super) lingerer: Lingerer,
     pub(super) lost: LostThreads,
+    /// The descriptors of connections with a request that cannot be dropped.
+    undroppable: Mutex<HashMap<SocketAddr, Numbers>>,
     pub(super) queue: Queue<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
@@ -88,12 +92,14 @@ enum Errand {
 pub(super) struct Turn {
     front: Arc<Front>,
     peer: SocketAddr,
+    /// The connection, once its output has ended: the library may close it with its last writer.
+    ended: Option<Kept>,
 }
 
 impl Turn {
-    /// Whether this is the connection's last turn, because the process stops.
-    pub(super) fn is_draining(&self) -> bool {
-        self.front.is_draining()
+    /// Whether this is the connection's last turn: the process stops, or too much came behind it.
+    pub(super) fn is_last(&self) -> bool {
+        self.front.is_draining() || self.front.connections.is_condemned(self.peer)
     }
 
     pub(super) fn turn_to(&self, activity: Activity) {
@@ -103,6 +109,12 @@ impl Turn {
     /// This is the connection's last turn: nothing that it still sends is answered.
     pub(super) fn condemn(&self) {
         self.front.connections.condemn(self.peer);
+    }
+
+    /// Tells the client that nothing more will come.
+    pub(super) fn end_output(&mut self) {
+        self.ended = self.connection();
+        self.ended.iter().for_each(|connection| connection.end_output());
     }
 
     /// The connection, unless it is gone.
@@ -126,7 +138,8 @@ impl Drop for Turn {
         match self.front.connections.finish(self.peer, clock::instant()) {
             Rest::Nothing => {}
             Rest::Next(request) => self.front.dispatch(self.peer, request, true),
-            Rest::Close => self.front.close(self.peer),
+            Rest::Close => self.front.close(self.peer, self.ended.take()),
+            Rest::Shut => self.front.drop_line(self.peer),
         }
     }
 }
@@ -141,11 +154,13 @@ impl Front {
         alarm: &Alarm,
     ) -> io::Result<Self> {
         let poker = Poker::start(alarm, gate.reachable())?;
+        let descriptors = Arc::new(Descriptors::open(gate.address().port()));
         let front = Self {
+            lost: LostThreads::new(alarm, descriptors.limit),
             queue: Queue::new(),
             admission: Admission::new(config.workers + config.queue_size),
             budget: Budget::new(config.max_body_bytes),
-            descriptors: Arc::new(Descriptors::open(gate.address().port())),
+            descriptors,
             config,
             proxy,
             admin,
@@ -155,7 +170,7 @@ impl Front {
             receivers: Crew::new("receiver", RECEIVERS)?,
             undertakers: Crew::new("undertaker", 1)?,
             lingerer: Lingerer::start(alarm)?,
-            lost: LostThreads::new(alarm),
+            undroppable: Mutex::default(),
             poker,
             draining: Once::default(),
             next_id: AtomicU64::new(1),
@@ -214,24 +229,31 @@ impl Front {
             // The connection was reset before its first byte: nobody can be answered.
             return self.bury(request);
         };
-        let arrival = match self.connections.arrive(peer, request, clock::instant()) {
-            // The condemned one was shut, so this is another connection from the same port.
-            Arrival::Dead(request) if self.descriptors.find(peer).is_some() => {
-                self.connections.forget(peer);
-                self.connections.arrive(peer, request, clock::instant())
-            }
-            arrival => arrival,
-        };
+        if !refusals::is_droppable(&request) {
+            // While they can be found: later the connection is shut.
+            self.undroppable.lock().insert(peer, self.descriptors.numbered(peer));
+        }
+        let mut arrival = self.connections.arrive(peer, request, clock::instant());
+        let mut is_reborn = false;
+        if let Arrival::Dead(request) = arrival {
+            // The condemned one was shut, so what stands is another connection from the same port.
+            is_reborn = self.descriptors.find(peer).is_some_and(Connection::is_established);
+            arrival = Arrival::Dead(request);
+        }
+        if is_reborn && let Arrival::Dead(request) = arrival {
+            self.connections.forget(peer);
+            arrival = self.connections.arrive(peer, request, clock::instant());
+        }
         match arrival {
             Arrival::Now { request, first } => {
                 if first {
                     self.poker.poke(1);
                 }
-                self.dispatch(peer, request, false);
+                self.dispatch(peer, request, is_reborn);
             }
             Arrival::Later => {}
             Arrival::Dead(request) => self.bury(request),
-            Arrival::Condemned => {
+            Arrival::Flood => {
                 debug!("condemned client={} in=pipeline", peer.ip());
                 if let Some(connection) = self.connection(peer) {
                     // Before the library reads it.
@@ -246,34 +268,52 @@ impl Front {
     /// client has read that answer or has had the time to. Until then what it sends is thrown
     /// away, because it would make the system reset the connection under the answer; and only then
     /// are its further requests dropped, because a drop reads their bodies.
-    fn close(self: &Arc<Self>, peer: SocketAddr) {
-        let front = Arc::clone(self);
-        let drop_line = move || {
-            let line = front.connections.take_line(peer, clock::instant());
-            line.into_iter().for_each(|request| front.bury(request));
-        };
-        match self.connection(peer) {
-            None => drop_line(),
+    fn close(self: &Arc<Self>, peer: SocketAddr, ended: Option<Kept>) {
+        match ended.or_else(|| self.connection(peer)) {
+            None => self.drop_line(peer),
             Some(connection) => {
                 connection.end_output();
-                self.lingerer.linger(connection, drop_line);
+                let front = Arc::clone(self);
+                self.lingerer.linger(connection, move || front.drop_line(peer));
             }
         }
     }
 
+    /// A connection is shut: what waits behind its last answer can be dropped.
+    fn drop_line(self: &Arc<Self>, peer: SocketAddr) {
+        let line = self.connections.take_line(peer, clock::instant());
+        line.into_iter().for_each(|request| self.bury(request));
+    }
+
     /// Drops a request of a connection that is shut. In one thread and in order, because a drop
     /// waits for the answers before it.
-    pub(super) fn bury(&self, request: Request) {
-        self.undertakers.give(move || {
-            refusals::dispose(request);
-        });
+    pub(super) fn bury(self: &Arc<Self>, request: Request) {
+        let front = Arc::clone(self);
+        self.undertakers.give(move || front.dispose(request));
+    }
+
+    /// Gets rid of a request whose connection is shut, on the thread that may wait for that.
+    pub(super) fn dispose(self: &Arc<Self>, request: Request) {
+        let peer = request.remote_addr().copied();
+        let numbers = peer.and_then(|peer| self.undroppable.lock().remove(&peer));
+        if refusals::dispose(request) == Disposal::Forgotten {
+            debug!(
+                "forgotten client={}",
+                peer.map_or_else(|| "-".into(), |it| it.ip().to_string())
+            );
+            self.lost.add();
+            let descriptors = Arc::clone(&self.descriptors);
+            self.lingerer.bury(move || {
+                descriptors.close(&numbers.unwrap_or_default());
+            });
+        }
     }
 
     /// Hands a request whose turn it is to whoever may wait for its client. `waited`: it came while
     /// another one of its connection was in work.
     fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request, waited: bool) {
         let arrived = clock::instant();
-        let turn = Turn { front: Arc::clone(self), peer };
+        let turn = Turn { front: Arc::clone(self), peer, ended: None };
         let head = Head::of(&request, peer);
         fault_point("intake", head.query.as_deref());
         let pending =

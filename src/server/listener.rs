@@ -110,6 +110,13 @@ impl Listening {
         }
     }
 
+    /// Closes the socket that was kept, unless it is systemd's.
+    pub(super) fn let_go(&self) {
+        if !self.inherited {
+            *self.kept.lock() = None;
+        }
+    }
+
     /// Hands the closed socket over to the program that this process executes next.
     pub(super) fn hand_over(&self) -> io::Result<()> {
         match &*self.kept.lock() {

@@ -12,9 +12,11 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use crate::panics::Alarm;
 
-/// The process is renewed when this share of the threads that the system grants is lost, and at this
-/// many at the latest (some 30 KB each).
+/// The process is renewed when this share of the threads that the system grants is lost, or this share
+/// of the descriptors may be (two for each, where they could not be taken back), and at this many at
+/// the latest (some 30 KB each).
 const SHARE: u64 = 4;
+const SHARE_OF_DESCRIPTORS: u64 = 8;
 const MOST: u64 = 1000;
 
 /// The first of them that are worth a line.
@@ -29,10 +31,12 @@ pub(super) struct LostThreads {
 }
 
 impl LostThreads {
-    /// None so far. `alarm` is told when it is time for a new process.
-    pub(super) fn new(alarm: &Alarm) -> Self {
-        let granted = thread_limit().unwrap_or(u64::MAX);
-        let most = usize::try_from((granted / SHARE).clamp(1, MOST)).unwrap_or(usize::MAX);
+    /// None so far. `alarm` is told when it is time for a new process. `descriptors`: how many there
+    /// may be.
+    pub(super) fn new(alarm: &Alarm, descriptors: usize) -> Self {
+        let threads = thread_limit().unwrap_or(u64::MAX) / SHARE;
+        let most = threads.min(descriptors as u64 / SHARE_OF_DESCRIPTORS).clamp(1, MOST);
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
         Self { count: AtomicUsize::new(0), most, alarm: alarm.clone() }
     }
 
@@ -93,7 +97,7 @@ mod tests {
     #[test]
     fn the_process_is_renewed_once_when_too_many_are_lost() {
         let (events, heard) = crossbeam_channel::unbounded();
-        let lost = LostThreads { most: 3, ..LostThreads::new(&Alarm::new(events)) };
+        let lost = LostThreads { most: 3, ..LostThreads::new(&Alarm::new(events), 1024) };
         lost.add();
         lost.add();
         assert!(heard.is_empty());

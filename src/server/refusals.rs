@@ -24,6 +24,9 @@ use crate::panics::Alarm;
 const LONGEST_LINGER: Duration = Duration::from_secs(30);
 const LINGER_SILENCE: Duration = Duration::from_secs(5);
 
+/// A body of this length is always granted, in bytes.
+const SURELY_GRANTED: usize = 1 << 20;
+
 /// How often a lingering connection is looked at.
 const LINGER_STEP: Duration = Duration::from_millis(20);
 
@@ -37,7 +40,7 @@ pub(super) struct Lingerer(Sender<Wait>);
 /// What that thread waits for.
 enum Wait {
     /// The end of what a client still sends.
-    Input { connection: Kept, last: Instant, until: Instant, then: Then },
+    Input { connection: Kept, last: Instant, until: Instant, acknowledged: u64, then: Then },
     /// The time at which the descriptors of a forgotten request may be closed.
     Burial { at: Instant, then: Then },
 }
@@ -57,7 +60,8 @@ impl Lingerer {
     pub(super) fn linger(&self, connection: Kept, then: impl FnOnce() + Send + 'static) {
         let now = clock::instant();
         let until = now + LONGEST_LINGER;
-        let _ = self.0.send(Wait::Input { connection, last: now, until, then: Box::new(then) });
+        let then = Box::new(then);
+        let _ = self.0.send(Wait::Input { connection, last: now, until, acknowledged: 0, then });
     }
 
     /// Calls `then` when the descriptors of something forgotten may be closed.
@@ -88,14 +92,25 @@ impl Wait {
     fn is_over(&mut self, now: Instant) -> bool {
         match self {
             Self::Burial { at, .. } => now >= *at,
-            Self::Input { connection, last, until, .. } => {
+            Self::Input { connection, last, until, acknowledged, .. } => {
                 if !connection.is_still_there() {
                     return true;
                 }
-                match connection.discard() {
-                    Discarded::TheEnd => return true,
+                let (discarded, info) = (connection.discard(), connection.info());
+                match discarded {
+                    // tiny_http ends its reading by itself; the kernel knows better.
+                    Discarded::TheEnd if info.is_none_or(|info| !info.open) => return true,
                     Discarded::Something => *last = now,
-                    Discarded::Nothing => {}
+                    Discarded::TheEnd | Discarded::Nothing => {}
+                }
+                if let Some(info) = info {
+                    // tiny_http may have taken what came.
+                    *last = (*last).max(now.checked_sub(info.last_received).unwrap_or(*last));
+                    // Who still reads its answer gets all of it, however slowly.
+                    if std::mem::replace(acknowledged, info.acknowledged) < info.acknowledged {
+                        *last = now;
+                        *until = (*until).max(now + LINGER_SILENCE);
+                    }
                 }
                 now >= *until || now - *last >= LINGER_SILENCE
             }
@@ -159,7 +174,9 @@ pub(super) fn answer_past_library(
 /// is caught.)
 pub(super) fn is_droppable(request: &Request) -> bool {
     let length = request.body_length().unwrap_or(0);
-    Vec::<u8>::new().try_reserve_exact(length).is_ok() || isize::try_from(length).is_err()
+    length <= SURELY_GRANTED
+        || Vec::<u8>::new().try_reserve_exact(length).is_ok()
+        || isize::try_from(length).is_err()
 }
 
 /// Gets rid of a request whose connection is shut.

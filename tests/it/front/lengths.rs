@@ -180,3 +180,49 @@ fn a_body_announced_beside_an_offer_of_another_protocol_is_waited_for_like_any_o
         assert_eq!(client.read_answer().map(|answer| answer.status), Ok(200));
     }
 }
+
+#[test]
+fn an_absurd_length_behind_a_last_answer_leaves_nothing_behind_either() {
+    let standin = StandIn::start().unwrap();
+    let proxy = quiet(&standin).start();
+    assert_serves(&proxy);
+    let before = descriptors(&proxy);
+    let absurd = "POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 4611686018427387904\r\n\r\n";
+    let firsts = [
+        "GET /health HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\n\r\n",
+        "POST /x HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 20\r\n\r\n",
+        "GET /nowhere HTTP/1.0\r\nhost: a\r\nconnection: keep-alive\r\n\r\n",
+    ];
+    let mut clients = Vec::new();
+    for first in firsts.iter().cycle().take(15) {
+        let mut client = proxy.connect();
+        client.send_raw(format!("{first}{absurd}").as_bytes()).unwrap();
+        assert!(client.read_answer().is_ok());
+        clients.push(client);
+    }
+    assert_eq!(still_open(&mut clients, LIMIT), 0);
+    drop(clients);
+    let all_taken_back = eventually(LIMIT * 2, || descriptors(&proxy) <= before);
+    assert!(all_taken_back, "{before} descriptors before, {} after", descriptors(&proxy));
+    assert!(proxy.log().contains("threads lost=8"), "they are not counted");
+}
+
+#[test]
+fn many_refused_clients_that_leave_cost_no_look_at_everybody() {
+    let standin = StandIn::start().unwrap();
+    let proxy = silent(&standin).start();
+    assert_serves(&proxy);
+    let before = descriptors(&proxy);
+    let crowd: Vec<Client> = (0..800)
+        .map(|_| {
+            let mut client = proxy.connect();
+            let head = "POST /nope HTTP/1.1\r\nhost: a\r\ncontent-length: 6000\r\n\r\nxx";
+            client.send_raw(head.as_bytes()).unwrap();
+            client
+        })
+        .collect();
+    assert_serves(&proxy);
+    drop(crowd);
+    assert_serves(&proxy);
+    assert!(eventually(LIMIT, || descriptors(&proxy) <= before + 8), "{}", descriptors(&proxy));
+}

@@ -1,5 +1,6 @@
 //! Nobody pays for an answer that nobody gets: calls upstream against answers delivered.
 
+use std::io::{Read, Write};
 use std::net::Shutdown;
 
 use super::*;
@@ -203,4 +204,81 @@ fn a_request_that_came_early_does_not_hide_that_its_client_left() {
         assert!(proxy.wait_log("end=client_left", LIMIT));
     }
     assert_eq!(standin.call_count(), 2);
+}
+
+#[test]
+fn a_condemned_connection_is_not_taken_for_a_new_one() {
+    let standin = StandIn::start().unwrap();
+    let mut proxy = quiet(&standin).start();
+    let client = proxy.connect();
+    // The body of the second is in tiny_http's buffer, with the third behind it.
+    let packet = [
+        chat_packet("1.0", "connection: keep-alive\r\n", BODY),
+        chat_packet("1.1", "expect: 100-continue\r\n", BODY),
+        chat_packet("1.1", "", BODY),
+    ];
+    (&mut client.socket()).write_all(&packet.concat()).unwrap();
+    let mut answer = [0; 12];
+    client.socket().set_read_timeout(Some(LIMIT)).unwrap();
+    client.socket().read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    // It stays open for longer than it may linger.
+    pause(Duration::from_secs(7));
+    assert_eq!(calls_in_the_end(&standin, &mut proxy), 1);
+}
+
+#[test]
+fn counting_tokens_is_not_done_for_who_gave_up_either() {
+    let standin = StandIn::start().unwrap();
+    let gate = standin.gate();
+    standin.reply("*", "*", held(&gate));
+    let mut proxy = quiet(&standin).env("WORKERS", "1").start();
+    let mut served = proxy.connect();
+    send_chat(&mut served);
+    assert!(standin.wait_calls(1, LIMIT));
+    let crowd: Vec<Client> = (0..6)
+        .map(|_| {
+            let mut client = proxy.connect();
+            client.send("POST", "/v1/messages/count_tokens", &[AUTH], BODY);
+            client
+        })
+        .collect();
+    let is_queued = eventually(LIMIT, || {
+        let metrics = request(proxy.address(), "GET", "/metrics", &[AUTH], b"").text();
+        metrics.lines().any(|line| line.contains("queued_requests ") && line.ends_with(" 6"))
+    });
+    assert!(is_queued, "they do not wait");
+    drop(crowd);
+    gate.open();
+    assert_eq!(served.read_answer().map(|answer| answer.status), Ok(200));
+    assert_eq!(calls_in_the_end(&standin, &mut proxy), 1);
+}
+
+#[test]
+fn a_last_answer_is_read_to_its_end_however_slowly_and_whatever_is_sent_behind_it() {
+    let standin = StandIn::start().unwrap();
+    let proxy = quiet(&standin).start();
+    let text = format!("{{\"a\":\"{}\"}}", "x".repeat(6 << 20));
+    for behind in ["", "x", "GET /health HTTP/1.1\r\nhost: a\r\n\r\n"] {
+        standin.reply_once("*", "*", Reply::json(200, text.as_bytes()));
+        let client = proxy.connect();
+        let mut socket = client.socket();
+        let first = chat_packet("1.0", "connection: keep-alive\r\n", BODY);
+        socket.write_all(&first).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        let (mut read, mut buffer, started) = (0, vec![0; 256 << 10], clock::instant());
+        loop {
+            match socket.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => read += count,
+                Err(error) => panic!("{error} after {read} bytes, {behind:?}"),
+            }
+            // Slowly in the beginning, for longer than silence is borne.
+            if started.elapsed() < Duration::from_secs(7) {
+                pause(Duration::from_millis(400));
+                let _ = socket.write_all(behind.as_bytes());
+            }
+        }
+        assert!(read > text.len(), "{read} bytes, {behind:?}");
+    }
 }
