@@ -14,7 +14,7 @@ use crate::config::{self, Environment};
 use crate::error::StartupError;
 use crate::panics::Event;
 use crate::service::{Broken, Ended, Service};
-use crate::standin::StandIn;
+use crate::standin::{Limit, StandIn};
 
 const PROXY_KEY: &str = "demo-proxy-key-0001";
 const KEYS: [&str; 2] = ["sk-demo-first", "sk-demo-second"];
@@ -23,8 +23,12 @@ const MODELS: [&str; 3] = ["qwen-max", "qwen-plus", "qwen-turbo"];
 /// How many requests each slot of the demo serves.
 const QUOTA: u64 = 2;
 
-/// How many requests the demo makes itself: enough to see one slot run out.
-const SHOWN: u64 = QUOTA + 1;
+/// How many requests the demo makes itself: enough to see the first key run out, so that the next
+/// one starts with the first model again. That is the model whose limits the curl lines show.
+const SHOWN: u64 = QUOTA * MODELS.len() as u64 + 1;
+
+/// How many tokens of output the first model writes at most. It takes no pictures either.
+const MOST_OUTPUT: u64 = 8192;
 
 /// The port of the real thing, and how many after it are tried.
 const PORT: u16 = 3300;
@@ -47,6 +51,7 @@ pub fn start(events: Sender<Event>) -> Result<Demo, StartupError> {
     standin.set_keys(&KEYS);
     standin.set_models(&MODELS);
     standin.set_default_quota(Some(QUOTA));
+    standin.set_limits(MODELS[0], &[Limit::MaxOutput(MOST_OUTPUT), Limit::TextOnly]);
     standin.keep_calls(false);
     let folder = Folder::new();
     let service = serve(&standin.origin(), &folder, &events)?;
@@ -79,8 +84,19 @@ fn introduce(address: SocketAddr) {
     println!(
         r#"
 The demo proxy is on http://{address} with the key {PROXY_KEY}.
-Behind it is a stand-in of DashScope: {} keys x {} models = {slots} slots, each with a free
-quota of {QUOTA} requests. {SHOWN} requests are made right now; watch the log. Then try
+Behind it is a mock of DashScope: {} keys x {} models = {slots} slots, each with a free
+quota of {QUOTA} requests. {SHOWN} requests are made right now, which use up the first key; watch the log.
+
+The first model, {first}, writes {MOST_OUTPUT} tokens at most and sees no pictures. So another model
+serves these two, as x-proxy-model says, and the log says why (limit):
+
+  curl -i http://{address}/v1/chat/completions -H 'Authorization: Bearer {PROXY_KEY}' \
+       -d '{{"model":"any","max_tokens":64000,"messages":[{{"role":"user","content":"hello"}}]}}'
+
+  curl -i http://{address}/v1/chat/completions -H 'Authorization: Bearer {PROXY_KEY}' \
+       -d '{{"model":"any","messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"https://example.com/cat.png"}}}}]}}]}}'
+
+Any model serves these two. Repeat them
 
   curl http://{address}/v1/chat/completions -H 'Authorization: Bearer {PROXY_KEY}' \
        -d '{{"model":"any","messages":[{{"role":"user","content":"hello"}}]}}'
@@ -92,6 +108,7 @@ until all {slots} slots are used up and the answer is 503. Ctrl-C ends it.
 "#,
         KEYS.len(),
         MODELS.len(),
+        first = MODELS[0],
     );
 }
 

@@ -7,8 +7,18 @@ use nix::sys::signal::Signal;
 use crate::envelope::{CHAT, MESSAGES};
 use crate::harness::{Folder, LIMIT, Process, binary, request};
 
-/// What the demo prints: 2 keys x 3 models, 2 requests each, of which it makes 3 itself.
-const LEFT_BY_THE_DEMO: usize = 2 * 3 * 2 - 3;
+/// How many requests the demo makes itself: the first key's 3 models, 2 requests each, and one.
+const SHOWN: usize = 3 * 2 + 1;
+
+/// The path and the body of each curl line that was printed.
+fn curl_lines(printed: &str) -> Vec<(&'static str, String)> {
+    let lines = printed.split("  curl ").filter_map(|line| {
+        let path = if line.contains(MESSAGES) { MESSAGES } else { CHAT };
+        let body = line.split_once("-d '")?.1.split_once('\'')?.0;
+        Some((path, body.to_owned()))
+    });
+    lines.collect()
+}
 
 /// The word after `before` in what was printed.
 fn word_after(text: &str, before: &str) -> String {
@@ -27,7 +37,7 @@ fn the_demo_serves_beside_a_taken_port_until_its_quotas_are_used_up() {
     let is_introduced = |text: &str| text.contains("Ctrl-C");
     assert!(demo.wait_stdout(LIMIT, is_introduced), "{:?}", demo.output());
     let requests = |log: &str| log.lines().filter(|line| line.contains(" request id=")).count();
-    assert!(demo.wait_log(LIMIT, |log| requests(log) >= 3), "{}", demo.log());
+    assert!(demo.wait_log(LIMIT, |log| requests(log) >= SHOWN), "{}", demo.log());
 
     let (printed, _) = demo.output();
     let address: SocketAddr = word_after(&printed, "http://").parse().unwrap();
@@ -36,22 +46,24 @@ fn the_demo_serves_beside_a_taken_port_until_its_quotas_are_used_up() {
         assert_ne!(address.port(), 3300);
         assert!(printed.contains("Port 3300 is taken"), "{printed}");
     }
-    assert_eq!(printed.matches("  curl ").count(), 2, "{printed}");
     // The state is in a temporary folder, not here.
     let names = || std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(names(), 1);
 
     let bearer = format!("Bearer {key}");
-    let mut models = Vec::new();
-    for index in 0..LEFT_BY_THE_DEMO {
-        let body = format!(r#"{{"model":"any","stream":{},"messages":[]}}"#, index % 3 == 0);
-        let path = [CHAT, MESSAGES][index % 2];
+    let lines = curl_lines(&printed);
+    let models = lines.iter().chain(&lines[3..]).map(|(path, body)| {
         let answer = request(address, "POST", path, &[("authorization", &bearer)], body);
         assert_eq!(answer.status, 200, "{answer:?}\n{}", demo.log());
-        models.push(answer.header("x-proxy-model").unwrap().to_owned());
-    }
-    models.dedup();
-    assert_eq!(models.len(), 5, "{models:?}");
+        answer.header("x-proxy-model").unwrap().to_owned()
+    });
+    let models: Vec<String> = models.collect();
+    // The first model is current, refuses the first two, and stays current.
+    assert_eq!(models, ["qwen-plus", "qwen-plus", "qwen-max", "qwen-turbo", "qwen-turbo"]);
+    let has_learned =
+        |log: &str, kind: &str| log.contains(&format!(" model=qwen-max kind={kind} "));
+    let has_both = |log: &str| has_learned(log, "max_output") && has_learned(log, "media");
+    assert!(demo.wait_log(LIMIT, has_both), "{}", demo.log());
     let refused = request(address, "POST", MESSAGES, &[("x-api-key", &key)], r#"{"model":"any"}"#);
     assert_eq!(refused.status, 503);
     assert_eq!(refused.json()["type"], "error");
