@@ -2,7 +2,8 @@
 
 Prints the address of its control server. A pool is a proxy of its own with keys of its own:
 
-    POST /pools {"keys": 2, "models": [...], "quota": 1, "env": {}}  -> {"id", "address", "key"}
+    POST /pools {"keys": 2, "models": [...], "quota": 1, "limits": {}, "env": {}}
+                                  -> {"id", "address", "key"}; `limits` as in standin.py
     GET /pools/ID/calls       what the stand-in was asked with this pool's keys, keys as k1, k2, …
     GET /pools/ID/log         the proxy's log
     POST /pools/ID/restart    the proxy ends and starts again on the same state; -> {"address"}
@@ -48,7 +49,7 @@ class Pool:
         self.lab = lab
         self.command = [*spec.get("command", ()), lab.binary]
         self.keys = [f"sk-pool{number}-key{n}" for n in range(1, spec.get("keys", 2) + 1)]
-        lab.standin.add_keys(self.keys, spec.get("quota"))
+        lab.standin.add_keys(self.keys, spec.get("quota"), spec.get("limits"))
         self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
         self.log = self.folder / "log"
         origin = lab.standin.origin

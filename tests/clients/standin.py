@@ -6,6 +6,9 @@ responses are known to the key that made them only. What a request's body contai
 answer: `standin:gate=NAME` holds every event of a stream but the first until NAME is released
 (once for each), `standin:cut` breaks a stream off in the middle, and the tool `get_weather` is
 called if it is offered.
+
+What a model cannot take is refused before its quota is looked at, in the words and the framing of
+the path: `limits` is {model: {kind: value}}, the kinds are those of `Handler.limit`.
 """
 
 import base64
@@ -24,6 +27,8 @@ MESSAGE = (
 )
 ARGUMENTS = '{"city":"Hangzhou"}'
 LIMIT = 20  # seconds that a gate holds at most
+
+PREFIX = "<400> InternalError.Algo.InvalidParameter: "  # of streams
 
 NATIVE = "/api/v1"
 COMPATIBLE = "/compatible-mode/v1"
@@ -50,6 +55,13 @@ class Refusal(Exception):
         self.status, self.code, self.message, self.kind = status, code, message, kind or code
 
 
+class Limit(Refusal):
+    """Something that the model cannot take."""
+
+    def __init__(self, sentence, status=400):
+        super().__init__(status, "InvalidParameter", sentence)
+
+
 class StandIn(ThreadingHTTPServer):
     """Listens on a free port of 127.0.0.1; `serve_forever` serves."""
 
@@ -60,6 +72,7 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.lock = threading.Condition()
         self.quotas = {}  # key -> successes for each model, None: unlimited
+        self.limits = {}  # key -> model -> kind -> value
         self.spent = {}  # (key, model) -> successes
         self.calls = []
         self.made = {}  # identifier -> {"key", "object"}
@@ -69,9 +82,10 @@ class StandIn(ThreadingHTTPServer):
     def origin(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def add_keys(self, keys, quota):
+    def add_keys(self, keys, quota, limits=None):
         with self.lock:
             self.quotas.update(dict.fromkeys(keys, quota))
+            self.limits.update(dict.fromkeys(keys, limits or {}))
 
     def calls_of(self, keys):
         with self.lock:
@@ -135,6 +149,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.calls.append(self.call)
         try:
             self.route()
+        except Limit as limit:
+            self.refuse_beyond(limit)
         except Refusal as refusal:
             self.refuse(refusal)
 
@@ -192,6 +208,34 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.json({"code": code, "message": message, "request_id": self.id}, refusal.status)
 
+    def refuse_beyond(self, limit):
+        """A refusal that is about the model: where a stream was asked for, it looks like one."""
+        flat = {"request_id": self.id, "code": limit.code, "message": limit.message}
+        prefixed = flat | {"message": PREFIX + limit.message}
+        native = self.path_only.startswith(NATIVE)
+        if native and self.streams_natively():
+            head = f"id:1\nevent:error\n:HTTP_STATUS/{limit.status}\n"
+            self.stream_refusal(f"{head}data:{json.dumps(prefixed)}\n\n", limit.status)
+        elif native:
+            self.json(flat, limit.status)
+        elif self.path_only.startswith(ANTHROPIC):
+            if self.body.get("stream"):
+                event = f"event:error\ndata:{json.dumps(prefixed)}\n\n"
+                return self.stream_refusal(event, limit.status)
+            self.json(flat, limit.status)
+        else:
+            error = {"code": "invalid_parameter_error", "param": None, "message": limit.message,
+                     "type": "invalid_request_error"}
+            if self.path_only.endswith("/chat/completions") and self.body.get("stream"):
+                said = {"error": error, "id": f"chatcmpl-{self.id}"}
+                return self.stream_refusal(f"data: {json.dumps(said)}\n\n", limit.status)
+            self.json({"error": error, "request_id": self.id}, limit.status)
+
+    def stream_refusal(self, event, status):
+        self.head(status, "text/event-stream;charset=UTF-8")
+        self.chunk(event.encode())
+        self.wfile.write(b"0\r\n\r\n")
+
     def events(self, events):
         gate = re.search(rb"standin:gate=([\w-]+)", self.raw)
         cut = b"standin:cut" in self.raw
@@ -236,6 +280,8 @@ class Handler(BaseHTTPRequestHandler):
             if self.path_only == IMAGE and self.headers.get("x-dashscope-async") != "enable":
                 raise Refusal(403, "AccessDenied",
                               "current user api does not support synchronous calls.")
+            for kind, value in self.server.limits[self.key].get(self.model, {}).items():
+                self.limit(kind, value)
             self.server.spend(self.key, self.model)
             return handlers[self.path_only]()
         if self.command == "POST" and self.path_only == ANTHROPIC + "/messages/count_tokens":
@@ -252,6 +298,40 @@ class Handler(BaseHTTPRequestHandler):
             if self.path_only.startswith(prefix):
                 return kind(self.path_only[len(prefix):].strip("/"))
         raise Refusal(404, "NotFound", "no such path in the stand-in")
+
+    # --- what a model cannot take --------------------------------------------------------------
+
+    def parameter(self, *names):
+        """The first of these, wherever the protocol has it."""
+        own = self.body.get("parameters") or {}
+        found = (body.get(name) for body in (own, self.body) for name in names)
+        return next((value for value in found if value is not None), None)
+
+    def limit(self, kind, value):
+        """Raises if the request holds more than `value` of `kind`."""
+        match kind:
+            case "max_output":
+                asked = self.parameter("max_tokens", "max_completion_tokens", "max_output_tokens")
+                if (asked or 0) > value:
+                    raise Limit(f"Range of max_tokens should be [1, {value}]")
+            case "thinking_budget":  # 0: it does not think
+                thinking = self.body.get("thinking") or {}
+                asked = self.parameter("thinking_budget") or thinking.get("budget_tokens") or 0
+                if asked > value:
+                    raise Limit("The thinking_budget parameter must be a positive integer and "
+                                f"not greater than {value}")
+            case "text_only":
+                if re.search(rb'"type": ?"(image|image_url|input_image)"|"image": ?"', self.raw):
+                    raise Limit("The provided messages input is invalid. The error info is "
+                                "[Unexpected item type in content.]")
+            case "no_tools":
+                if self.body.get("tools"):
+                    raise Limit("The tool call is not supported.")
+            case "not_on":  # paths that end so
+                if self.path_only.endswith(value):
+                    raise Limit(f"Unsupported model: '{self.model}'.")
+            case _:
+                raise ValueError(kind)
 
     def prompt_tokens(self):
         return len(self.raw) // 4 + 1

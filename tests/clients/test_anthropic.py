@@ -57,6 +57,32 @@ class Anthropic(PoolTest):
             release("anthropic")
         self.assertEqual(event.type, "message_stop")
 
+    def test_what_a_model_cannot_take(self):
+        picture = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+        shown = [{"role": "user", "content": [{"type": "image", "source": picture}]}]
+        thinking = {"type": "enabled", "budget_tokens": 16000}
+        for kind, value, more in [
+            ("text_only", True, {"messages": shown}),
+            ("max_output", 8192, {"max_tokens": 20000}),
+            ("thinking_budget", 0, {"max_tokens": 20000, "thinking": thinking}),
+            ("no_tools", True, {"tools": TOOLS}),
+        ]:
+            for stream in (False, True):
+                with self.subTest(kind, stream=stream):
+                    pool = self.pool(limits={MODELS[0]: {kind: value}})
+                    client = self.make(pool)
+                    for _ in range(2):
+                        raw = client.messages.with_raw_response.create(
+                            **ASK | more, stream=stream
+                        )
+                        self.assertEqual(raw.headers["x-proxy-model"], MODELS[1])
+                        self.assertNotIn("x-proxy-adjusted", raw.headers)
+                        if stream:
+                            list(raw.parse())
+                    self.assertEqual(client.messages.create(**ASK).model, MODELS[0])
+                    self.assertEqual([call["status"] for call in pool.calls()],
+                                     [400, 200, 200, 200])
+
     def test_tools(self):
         def ask(client, model):
             answer = client.messages.create(**ASK, tools=TOOLS)
