@@ -52,14 +52,23 @@ class Pool:
         """(key, model) of the calls that were answered so."""
         return [(c["key"], c["model"]) for c in self.calls() if c["status"] == status]
 
+    def log(self):
+        return lab("GET", f"/pools/{self.id}/log")
+
     def refusals(self, status):
         """How often clients were answered so, by the proxy's log, which follows the answer."""
         deadline, found = time.monotonic() + 5, 0
         while not found and time.monotonic() < deadline:
             time.sleep(0.1)
-            log = lab("GET", f"/pools/{self.id}/log")
-            found = len(re.findall(rf" (?:request|refused) .*\bstatus={status}\b", log))
+            found = len(re.findall(rf" (?:request|refused) .*\bstatus={status}\b", self.log()))
         return found
+
+    def adjusted(self):
+        """What was lowered, request by request, once the log has a line for each that was served."""
+        deadline, served = time.monotonic() + 5, len(self.slots())
+        while time.monotonic() < deadline and self.log().count(" request id=") < served:
+            time.sleep(0.1)
+        return re.findall(r' request id=.* adjusted="([^"]*)"', self.log())
 
 
 def release(gate):
