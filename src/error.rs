@@ -233,8 +233,10 @@ impl ProxyError {
             Self::ForeignOrigin => "permission_error",
             Self::NotFound | Self::NoSuchModel(_) | Self::NotInPool(_) => "not_found_error",
             Self::TooLarge { .. } => "request_too_large",
-            Self::Overloaded | Self::Stopping | Self::NoSlot { .. } => "overloaded_error",
-            Self::Unreachable { .. }
+            Self::Overloaded | Self::Stopping => "overloaded_error",
+            // Claude Code takes an overload for passing: it asks again and hides the reason.
+            Self::NoSlot { .. }
+            | Self::Unreachable { .. }
             | Self::Redirected { .. }
             | Self::KeyRejected { .. }
             | Self::TimedOut { .. } => "api_error",

@@ -32,7 +32,7 @@ class Anthropic(PoolTest):
             pool, anthropic.InternalServerError, lambda: client.messages.create(**ASK)
         )
         self.assertEqual(error.status_code, 503)
-        self.assertEqual(error.body["error"]["type"], "overloaded_error")
+        self.assertEqual(error.body["error"]["type"], "api_error")
 
     def test_streamed_messages(self):
         def ask(client, model):

@@ -103,8 +103,8 @@ class ClaudeCode(Program):
         }
 
     def test_until_all_is_used_up(self):
-        # The reason is in its answer and not shown: it takes an `overloaded_error` for known.
-        self.use_up("Overloaded")
+        # An `overloaded_error` it would take for passing, and hide the reason.
+        self.use_up("will reset")
 
     def test_more_output_than_the_first_model_writes(self):
         pool = self.pool(limits=outputs(8192, 65536))

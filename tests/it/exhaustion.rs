@@ -334,7 +334,7 @@ fn with_nothing_left_both_protocols_get_their_503_and_upstream_is_not_asked() {
                 assert_eq!(error.get("param"), Some(&Value::Null));
             } else {
                 assert_eq!(json["type"], "error");
-                assert_eq!(error["type"], "overloaded_error");
+                assert_eq!(error["type"], "api_error");
             }
             let message = error["message"].as_str().unwrap();
             let start = "the free quota of all 4 slots is exhausted; it will reset at 20";
