@@ -113,6 +113,7 @@ impl Scheduler {
         mut file: StateFile,
         now: Timestamp,
     ) -> Self {
+        file.name_by_content(|hash| pool.key_with_hash(hash).is_some());
         let pins = Pins::take(&mut file);
         let tallies = Tallies::take(&mut file, &pool);
         let disabled = Disabled::take(&mut file, &pool);

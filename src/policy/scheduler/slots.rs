@@ -54,7 +54,7 @@ impl Cursor {
         let Some(record) = file.runtime_state.get(name) else {
             return Self { at: 0, updated_at: now };
         };
-        let at = record.value.trim().parse::<usize>().unwrap_or(0) % length.max(1);
+        let at = state::cursor_of(&record.value) % length.max(1);
         Self { at, updated_at: record.updated_at }
     }
 
