@@ -26,6 +26,7 @@ mod routes;
 mod stale;
 mod standin;
 mod state;
+mod state_format;
 mod steering;
 mod stopping;
 mod streaming;
