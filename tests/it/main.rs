@@ -19,6 +19,7 @@ mod logs;
 mod metrics;
 mod models;
 mod native;
+mod owner;
 mod pins;
 mod prefer;
 mod refusals;
