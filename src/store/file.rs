@@ -1,6 +1,6 @@
 //! One file, its temporary files and its quarantine.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -77,8 +77,7 @@ impl Place {
         };
         let from = copy.path.display();
         warn!("state misfit=\"{misfit}\" kept={aside}; starting with its copy {from}");
-        let file = raw::open(&copy.path, raw::options().read(true));
-        match file.and_then(|file| self.install(&copy.path, file, &copy.content)) {
+        match self.install(&copy.path, &copy.content) {
             Ok(()) => self.remove_stale(),
             Err(error) => warn!("state copy={from} error=\"{error}\"; it is kept in memory"),
         }
@@ -97,7 +96,7 @@ impl Place {
             self.remove_stale();
         }
         match raw::write_new(&self.temporary, content, self.identity) {
-            Ok(file) => self.install(&self.temporary, file, content),
+            Ok(()) => self.install(&self.temporary, content),
             // A mounted file may be writable in a folder that is not.
             Err(error) if takes_no_file(&error) && self.path.exists() => {
                 self.write_in_place(content)?;
@@ -112,11 +111,11 @@ impl Place {
     }
 
     /// Puts a temporary file, which is whole and on disk, in the place of the state file.
-    fn install(&self, temporary: &Path, file: File, content: &[u8]) -> io::Result<()> {
+    fn install(&self, temporary: &Path, content: &[u8]) -> io::Result<()> {
         match fs::rename(temporary, &self.path) {
             Ok(()) => {
                 // Whoever mounts it from now on finds it taken.
-                self.lock.hold(file)?;
+                self.lock.hold()?;
                 raw::sync_folder(&self.path)
             }
             Err(error) if cannot_be_replaced(&error) => {
@@ -136,10 +135,10 @@ impl Place {
 
     fn write_in_place(&self, content: &[u8]) -> io::Result<()> {
         let file = raw::open(&self.path, raw::options().write(true))?;
-        if self.identity == Identity::Wary && file.metadata()?.nlink() > 1 {
+        if matches!(self.identity, Identity::Wary { .. }) && file.metadata()?.nlink() > 1 {
             return Err(io::Error::other("it has another name, and root does not write there"));
         }
-        self.lock.hold(file.try_clone()?)?;
+        self.lock.hold()?;
         raw::write_in_place(&file, content)
     }
 
@@ -431,7 +430,7 @@ pub(super) mod tests {
             let copy = beside(&path, &format!(".1.{number}.tmp"));
             fs::write(&copy, content).unwrap();
             let written = UNIX_EPOCH + Duration::from_secs(1_700_000_000 + number as u64);
-            File::options().write(true).open(&copy).unwrap().set_modified(written).unwrap();
+            fs::File::options().write(true).open(&copy).unwrap().set_modified(written).unwrap();
         }
         fs::write(&path, "{ torn").unwrap();
         let place = Place::take(&path, Timestamp(1)).unwrap();

@@ -33,8 +33,8 @@ pub(super) enum Identity {
     Own { heir: Option<User> },
     /// Root, as the user who may change names on the way.
     As(User),
-    /// Root, where others may change names: no link is followed, and nothing is given away.
-    Wary,
+    /// Root, where others may change names: nothing is given away, and no link of theirs followed.
+    Wary { at_link: bool },
 }
 
 /// A user with one group.
@@ -50,8 +50,10 @@ enum Others {
     Nobody,
     /// This user at least, and no one before it.
     One(User),
-    /// Some that are not known.
-    Some,
+    /// Some that are not known; they may have put a link here.
+    Some {
+        at_link: bool,
+    },
 }
 
 impl Identity {
@@ -65,7 +67,8 @@ impl Identity {
             Others::Nobody => Self::Own { heir: heir_of(path) },
             Others::One(user) if user.can_be_acted_as() => Self::As(user),
             // A root without its powers is left with its own files, which are many.
-            Others::One(_) | Others::Some => Self::Wary,
+            Others::One(_) => Self::Wary { at_link: is_link(path) },
+            Others::Some { at_link } => Self::Wary { at_link },
         }
     }
 
@@ -76,7 +79,7 @@ impl Identity {
     pub(super) fn assume(self) -> io::Result<Assumed> {
         match self {
             Self::As(user) => user.act(),
-            Self::Own { .. } | Self::Wary => Ok(Assumed::default()),
+            Self::Own { .. } | Self::Wary { .. } => Ok(Assumed::default()),
         }
     }
 
@@ -99,9 +102,9 @@ impl Identity {
                 "neither it nor its folder is the user {}'s, to whom a folder on the way to it belongs, and as whom root acts here",
                 user.uid
             ))),
-            Self::Wary if fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink()) => {
-                Err(io::Error::other("it is a link, and others than root may write in its folder"))
-            }
+            Self::Wary { at_link: true } => Err(io::Error::other(
+                "a link leads to it from a folder in which others than root may write",
+            )),
             _ => Ok(target),
         }
     }
@@ -114,7 +117,7 @@ impl std::fmt::Display for Identity {
             Self::As(User { uid, .. }) => {
                 write!(f, " (as the user {uid}, to whom a folder on the way belongs)")
             }
-            Self::Own { .. } | Self::Wary => Ok(()),
+            Self::Own { .. } | Self::Wary { .. } => Ok(()),
         }
     }
 }
@@ -204,7 +207,9 @@ fn others_on_the_way(path: &Path) -> Others {
         let entry = at.join(name);
         match fs::symlink_metadata(&entry) {
             Ok(it) if is_shared && it.uid() != 0 => return Others::One(User::of(&it)),
-            Ok(_) if is_shared && folder.mode() & STICKY == 0 => return Others::Some,
+            Ok(it) if is_shared && folder.mode() & STICKY == 0 => {
+                return Others::Some { at_link: it.is_symlink() };
+            }
             Ok(it) if it.is_symlink() && links < MOST_LINKS => {
                 links += 1;
                 let target = fs::read_link(&entry).unwrap_or_default();
@@ -214,10 +219,14 @@ fn others_on_the_way(path: &Path) -> Others {
                 rest.extend(names(&target));
             }
             Ok(it) if it.is_dir() => at = entry,
-            _ if is_shared => return Others::Some,
+            _ if is_shared => return Others::Some { at_link: false },
             _ => return Others::Nobody,
         }
     }
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink())
 }
 
 /// The names in a path, the last first.

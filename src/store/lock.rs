@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The lock of a state file. It goes with the process, or with its value.
 ///
-/// The file itself is locked as well, from its making on: where it is mounted as a single file,
+/// The file itself is locked as well once it has been written: where it is mounted as a single file,
 /// two processes have two folders, and two locks beside it.
 #[derive(Debug)]
 pub(super) struct Lock {
@@ -48,10 +48,12 @@ impl Lock {
             Err(TryLockError::WouldBlock) => return Err(lock.taken()),
             Err(TryLockError::Error(error)) => lock.warn(&error),
         }
-        if let Ok(file) = raw::open(state, raw::options().read(true)) {
-            lock.hold(file).map_err(|error| error.to_string())?;
+        // Looked at, not kept: a file system in use could not be unmounted.
+        let file = raw::open(state, raw::options().read(true));
+        match file.map(|file| try_lock(&file)) {
+            Ok(Err(TryLockError::WouldBlock)) => Err(lock.taken_itself()),
+            _ => Ok(lock),
         }
-        Ok(lock)
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -81,24 +83,19 @@ impl Lock {
         Ok(false)
     }
 
-    /// Takes the state file itself, as it has just been opened or made.
+    /// Takes the state file itself, as it is now. (Opened to be read: one that is open to be
+    /// written would keep its file system from becoming read-only.)
     ///
     /// # Errors
     /// When another process has it. Where files cannot be locked, that is none.
-    pub(super) fn hold(&self, file: File) -> io::Result<()> {
+    pub(super) fn hold(&self) -> io::Result<()> {
         let mut held = self.file.lock();
-        let is_same = |held: &File| {
-            let both = (held.metadata().map(identity), file.metadata().map(identity));
-            matches!(both, (Ok(held), Ok(file)) if held == file)
-        };
-        if held.as_ref().is_some_and(is_same) {
+        if held.as_ref().is_some_and(|file| is_at(file, &self.state)) {
             return Ok(());
         }
+        let Ok(file) = raw::open(&self.state, raw::options().read(true)) else { return Ok(()) };
         if let Err(TryLockError::WouldBlock) = try_lock(&file) {
-            return Err(io::Error::other(format!(
-                "another process uses the state file `{}` (it is locked itself: is it mounted elsewhere too?); give each proxy a STATE_PATH of its own",
-                self.state.display()
-            )));
+            return Err(io::Error::other(self.taken_itself()));
         }
         *held = Some(file);
         Ok(())
@@ -131,6 +128,13 @@ impl Lock {
             "another process uses the state file `{}` (its lock `{}` is taken); give each proxy a STATE_PATH of its own",
             state.display(),
             lock.display()
+        )
+    }
+
+    fn taken_itself(&self) -> String {
+        format!(
+            "another process uses the state file `{}` (it is locked itself: is it mounted elsewhere too?); give each proxy a STATE_PATH of its own",
+            self.state.display()
         )
     }
 
@@ -201,6 +205,9 @@ mod tests {
         let elsewhere = folder.path().join("mounted.json");
         fs::hard_link(&path, &elsewhere).unwrap();
         let first = Lock::take(&path, NOBODY_ELSE).unwrap();
+        for _ in 0..2 {
+            first.hold().unwrap();
+        }
         assert!(is_taken(&path) && is_taken(&elsewhere));
         assert!(is_refused(Lock::take(&elsewhere, NOBODY_ELSE)));
         drop(first);

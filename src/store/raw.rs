@@ -40,7 +40,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Makes a file of this content, durably, in the place of one that was left there.
-pub(super) fn write_new(path: &Path, content: &[u8], identity: Identity) -> io::Result<File> {
+pub(super) fn write_new(path: &Path, content: &[u8], identity: Identity) -> io::Result<()> {
     let make = || options().write(true).create_new(true).open(path);
     let made = match make() {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -63,8 +63,7 @@ pub(super) fn write_new(path: &Path, content: &[u8], identity: Identity) -> io::
         Err(error) => return Err(error),
     };
     file.write_all(content)?;
-    sync(&file)?;
-    Ok(file)
+    sync(&file)
 }
 
 /// Opens an own file, which has no other name, to be written.
