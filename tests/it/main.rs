@@ -6,6 +6,7 @@ mod broken_answers;
 mod commands;
 mod config;
 mod counting;
+mod daemon;
 mod demo;
 mod early_answer;
 mod envelope;

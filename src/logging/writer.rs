@@ -1,0 +1,328 @@
+//! Lines on their way to standard error, which may take them late or never.
+//!
+//! One thread writes, so nobody else ever waits for whoever reads the log. What it has not written
+//! yet is kept up to a limit; what does not fit is dropped and counted, and the count is a line of
+//! its own once there is room again.
+
+use std::io;
+use std::mem;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use log::Level;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd;
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock;
+
+/// How many bytes wait at most: thousands of lines, in which a reader that keeps up may fall behind.
+const MOST_WAITING: usize = 4 << 20;
+
+/// How much memory is kept for the next lines, in bytes.
+const USUAL_BATCH: usize = 64 << 10;
+
+/// The most that is written at once, in bytes. The kernel keeps writes of this size to a pipe whole
+/// (PIPE_BUF), so lines of several processes do not run into each other.
+const LARGEST_WRITE: usize = 4096;
+
+/// How long a stop waits for a reader who takes some of it, at most.
+const LONGEST_FLUSH: Duration = Duration::from_secs(5);
+
+/// How often the writer asks whether it may write where nobody tells it.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// The lines, and the thread that writes them.
+#[derive(Debug)]
+pub(super) struct Writer {
+    waiting: Mutex<Waiting>,
+    /// Wakes the thread.
+    wanted: Condvar,
+    /// Wakes who waits for it.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: Vec<u8>,
+    /// How many bytes before them are being written.
+    underway: usize,
+    /// How many lines have been dropped since it was last said.
+    dropped: u64,
+    /// The thread has nothing to do.
+    is_idle: bool,
+    /// Grows with everything that gets out.
+    progress: u64,
+}
+
+impl Writer {
+    /// Starts the thread that writes.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(super) fn start(out: impl AsFd + Send + 'static) -> io::Result<Arc<Self>> {
+        let waiting = Mutex::new(Waiting { is_idle: true, ..Waiting::default() });
+        let writer = Arc::new(Self { waiting, wanted: Condvar::new(), written: Condvar::new() });
+        let own = Arc::clone(&writer);
+        thread::Builder::new().name("log".to_owned()).spawn(move || own.run(&out))?;
+        Ok(writer)
+    }
+
+    /// Takes a line; never waits for anything but memory.
+    pub(super) fn take(&self, line: &[u8]) {
+        let mut waiting = self.waiting.lock();
+        if waiting.underway + waiting.lines.len() + line.len() > MOST_WAITING {
+            waiting.dropped += 1;
+            return;
+        }
+        waiting.tell_dropped();
+        waiting.lines.extend_from_slice(line);
+        if mem::replace(&mut waiting.is_idle, false) {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Waits until every line so far is out, or none has got out for `patience`.
+    pub(super) fn flush(&self, patience: Duration) {
+        let last = clock::instant() + LONGEST_FLUSH;
+        let mut waiting = self.waiting.lock();
+        while !waiting.is_idle {
+            let before = waiting.progress;
+            let until = last.min(clock::instant() + patience);
+            let is_late = self.written.wait_until(&mut waiting, until).timed_out();
+            if is_late && waiting.progress == before || clock::instant() >= last {
+                return;
+            }
+        }
+    }
+
+    fn run(&self, out: &impl AsFd) {
+        let mut batch = Vec::new();
+        let mut is_torn = false;
+        loop {
+            self.next(&mut batch);
+            if is_torn {
+                batch.insert(0, b'\n');
+            }
+            is_torn = false;
+            let mut rest = &batch[..];
+            while !rest.is_empty() {
+                let piece = piece(rest);
+                let outcome = put(out, piece);
+                rest = &rest[piece.len()..];
+                let mut waiting = self.waiting.lock();
+                waiting.underway = rest.len();
+                match outcome {
+                    Ok(()) => waiting.progress += 1,
+                    Err(Lost { begun }) => {
+                        waiting.dropped += memchr::memchr_iter(b'\n', piece).count() as u64;
+                        is_torn = begun;
+                    }
+                }
+                self.written.notify_all();
+            }
+        }
+    }
+
+    /// Fills the batch with everything that waits, once there is something.
+    fn next(&self, batch: &mut Vec<u8>) {
+        batch.clear();
+        batch.shrink_to(USUAL_BATCH);
+        let mut waiting = self.waiting.lock();
+        while waiting.lines.is_empty() {
+            waiting.is_idle = true;
+            self.written.notify_all();
+            self.wanted.wait(&mut waiting);
+        }
+        waiting.tell_dropped();
+        mem::swap(batch, &mut waiting.lines);
+        waiting.underway = batch.len();
+    }
+}
+
+impl Waiting {
+    /// Says how many lines are missing here, if any.
+    fn tell_dropped(&mut self) {
+        let dropped = mem::take(&mut self.dropped);
+        if dropped > 0 {
+            let (time, level) = (clock::now(), Level::Warn);
+            let line = format!(
+                "{time} {level:<5} log dropped={dropped}: standard error did not take them\n"
+            );
+            self.lines.extend_from_slice(line.as_bytes());
+        }
+    }
+}
+
+/// As many whole lines as are written at once, or a longer one alone.
+fn piece(lines: &[u8]) -> &[u8] {
+    let end_of_line = |bytes: &[u8]| memchr::memrchr(b'\n', bytes).map(|at| at + 1);
+    let first = memchr::memchr(b'\n', lines).map_or(lines.len(), |at| at + 1);
+    let fitting = lines.get(..LARGEST_WRITE).unwrap_or(lines);
+    &lines[..end_of_line(fitting).unwrap_or(first)]
+}
+
+/// It could not be written, or only its beginning.
+struct Lost {
+    begun: bool,
+}
+
+/// Writes all of it, however long that takes.
+fn put(out: &impl AsFd, bytes: &[u8]) -> Result<(), Lost> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match unistd::write(out, rest) {
+            Ok(count) => rest = &rest[count..],
+            Err(Errno::EINTR) => {}
+            // Somebody else who has it open does not want to wait.
+            Err(Errno::EAGAIN) => await_room(out),
+            Err(_) => return Err(Lost { begun: rest.len() < bytes.len() }),
+        }
+    }
+    Ok(())
+}
+
+fn await_room(out: &impl AsFd) {
+    let timeout = PollTimeout::try_from(ASK_AGAIN).unwrap_or(PollTimeout::MAX);
+    let mut ready = [PollFd::new(out.as_fd(), PollFlags::POLLOUT)];
+    // A terminal may say at once that it can, and then that it cannot.
+    if poll(&mut ready, timeout).is_ok_and(|count| count > 0) {
+        thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{BufRead, BufReader, Read};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(50);
+
+    fn line(number: usize) -> String {
+        format!("line {number} {}\n", "x".repeat(200))
+    }
+
+    /// How many lines were read, and how many were said to be dropped; the rest is whole.
+    fn counts(lines: impl Iterator<Item = String>) -> (usize, usize) {
+        let (mut read, mut dropped) = (0, 0);
+        for line in lines {
+            match line.split_once("log dropped=") {
+                Some((_, rest)) => {
+                    let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+                    dropped += digits.parse::<usize>().unwrap();
+                }
+                None => {
+                    assert!(line.starts_with("line ") && line.ends_with("xx"), "{line}");
+                    read += 1;
+                }
+            }
+        }
+        (read, dropped)
+    }
+
+    #[test]
+    fn nothing_is_lost_where_the_reader_keeps_up_also_in_a_burst() {
+        let (reader, out) = io::pipe().unwrap();
+        let reading = thread::spawn(move || {
+            counts(BufReader::new(reader).lines().map_while(Result::ok).take(10_000))
+        });
+        let writer = Writer::start(out).unwrap();
+        thread::scope(|scope| {
+            for part in 0..4 {
+                let writer = &writer;
+                scope.spawn(move || {
+                    for number in 0..2_500 {
+                        writer.take(line(part * 2_500 + number).as_bytes());
+                    }
+                });
+            }
+        });
+        assert_eq!(reading.join().unwrap(), (10_000, 0));
+    }
+
+    #[test]
+    fn where_nobody_reads_lines_are_dropped_and_counted_and_nobody_waits() {
+        let (reader, out) = io::pipe().unwrap();
+        let writer = Writer::start(out).unwrap();
+        let count = 2 * MOST_WAITING / line(0).len();
+        for number in 0..count {
+            writer.take(line(number).as_bytes());
+        }
+        // Not for long, with nobody there.
+        writer.flush(PATIENCE);
+        // Somebody is there again; what does not come any more is what was dropped.
+        let mut seen = Vec::new();
+        for line in BufReader::new(reader).lines().map_while(Result::ok) {
+            let is_last = line.contains("log dropped=");
+            seen.push(line);
+            if is_last {
+                break;
+            }
+        }
+        let (read, dropped) = counts(seen.into_iter());
+        assert!(dropped > count / 3, "{dropped} of {count}");
+        assert_eq!(read + dropped, count);
+        writer.flush(LONGEST_FLUSH);
+        writer.take(line(1).as_bytes());
+    }
+
+    #[test]
+    fn a_flush_waits_for_what_gets_out() {
+        let (reader, out) = io::pipe().unwrap();
+        let writer = Writer::start(out).unwrap();
+        (0..1_000).for_each(|number| writer.take(line(number).as_bytes()));
+        let reading = thread::spawn(move || {
+            counts(BufReader::new(reader).lines().map_while(Result::ok).take(1_000))
+        });
+        writer.flush(LONGEST_FLUSH);
+        assert!(writer.waiting.lock().is_idle, "the pipe holds no 200 KB");
+        assert_eq!(reading.join().unwrap(), (1_000, 0));
+    }
+
+    #[test]
+    fn who_shares_standard_error_may_have_made_it_nonblocking() {
+        let (mut reader, out) = io::pipe().unwrap();
+        let flags = nix::fcntl::fcntl(&out, nix::fcntl::FcntlArg::F_GETFL).unwrap();
+        let flags = nix::fcntl::OFlag::from_bits_retain(flags) | nix::fcntl::OFlag::O_NONBLOCK;
+        nix::fcntl::fcntl(&out, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
+        let writer = Writer::start(out).unwrap();
+        let text: String = (0..1_000).map(line).collect();
+        (0..1_000).for_each(|number| writer.take(line(number).as_bytes()));
+        writer.flush(PATIENCE);
+        let mut read = vec![0; text.len()];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(read, text.as_bytes());
+    }
+
+    #[test]
+    fn what_a_full_disk_or_a_closed_pipe_does_not_take_is_counted_and_harms_nobody() {
+        let writer = Writer::start(File::options().write(true).open("/dev/full").unwrap()).unwrap();
+        (0..3).for_each(|number| writer.take(line(number).as_bytes()));
+        writer.flush(LONGEST_FLUSH);
+        assert_eq!(writer.waiting.lock().dropped, 3);
+        let (reader, out) = io::pipe().unwrap();
+        let writer = Writer::start(out).unwrap();
+        drop(reader);
+        writer.take(line(0).as_bytes());
+        writer.flush(LONGEST_FLUSH);
+        assert_eq!(writer.waiting.lock().dropped, 1);
+    }
+
+    #[test]
+    fn a_piece_is_of_whole_lines_that_the_kernel_keeps_together() {
+        let short = line(1);
+        let lines = short.repeat(100).into_bytes();
+        let first = piece(&lines);
+        assert!(first.len() <= LARGEST_WRITE && first.ends_with(b"\n"));
+        assert!(first.len() + short.len() > LARGEST_WRITE, "as many as fit");
+        let long = format!("{}\n{short}", "y".repeat(10_000)).into_bytes();
+        assert_eq!(piece(&long).len(), 10_001);
+        assert_eq!(piece(b"a\nb"), b"a\n");
+        assert_eq!(piece(b"no end"), b"no end");
+    }
+}
