@@ -121,6 +121,7 @@ fn serve_on(
         ("PORT", port.to_string()),
         ("UPSTREAM_BASE_URL", format!("{origin}/apps/anthropic")),
         ("OPENAI_UPSTREAM_BASE_URL", format!("{origin}/compatible-mode/v1")),
+        ("NATIVE_UPSTREAM_BASE_URL", format!("{origin}/api/v1")),
         ("STATE_PATH", folder.0.join("proxy-state.json").display().to_string()),
     ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value));
