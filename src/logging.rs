@@ -1,5 +1,6 @@
 //! Where log lines go, and which never do.
 
+mod direct;
 mod writer;
 
 use std::fmt::Write as _;

@@ -1,13 +1,14 @@
 //! Lines on their way to standard error, which may take them late or never.
 //!
-//! One thread writes, so nobody else ever waits for whoever reads the log. What it has not written
-//! yet is kept up to a limit; what does not fit is dropped and counted, and the count is a line of
-//! its own once there is room again.
+//! What cannot be written without waiting is left to one thread, so nobody else ever waits for
+//! whoever reads the log. What that has not written yet is kept up to a limit; what does not fit is
+//! dropped and counted, and the count is a line of its own once there is room again.
 
 use std::io;
 use std::mem;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd;
 use parking_lot::{Condvar, Mutex};
 
+use super::direct::{Direct, WHOLE};
 use crate::clock;
 
 /// How many bytes wait at most: thousands of lines, in which a reader that keeps up may fall behind.
@@ -24,10 +26,6 @@ const MOST_WAITING: usize = 4 << 20;
 
 /// How much memory is kept for the next lines, in bytes.
 const USUAL_BATCH: usize = 64 << 10;
-
-/// The most that is written at once, in bytes. The kernel keeps writes of this size to a pipe whole
-/// (PIPE_BUF), so lines of several processes do not run into each other.
-const LARGEST_WRITE: usize = 4096;
 
 /// How long a stop waits for a reader who takes some of it, at most.
 const LONGEST_FLUSH: Duration = Duration::from_secs(5);
@@ -38,7 +36,10 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// The lines, and the thread that writes them.
 #[derive(Debug)]
 pub(super) struct Writer {
+    direct: Option<Direct>,
     waiting: Mutex<Waiting>,
+    /// Nothing waits, so that a line may take the short way.
+    is_free: AtomicBool,
     /// Wakes the thread.
     wanted: Condvar,
     /// Wakes who waits for it.
@@ -64,15 +65,27 @@ impl Writer {
     /// # Errors
     /// When the system gives no thread.
     pub(super) fn start(out: impl AsFd + Send + 'static) -> io::Result<Arc<Self>> {
-        let waiting = Mutex::new(Waiting { is_idle: true, ..Waiting::default() });
-        let writer = Arc::new(Self { waiting, wanted: Condvar::new(), written: Condvar::new() });
+        let writer = Arc::new(Self {
+            direct: Direct::to(&out),
+            waiting: Mutex::new(Waiting { is_idle: true, ..Waiting::default() }),
+            is_free: AtomicBool::new(true),
+            wanted: Condvar::new(),
+            written: Condvar::new(),
+        });
         let own = Arc::clone(&writer);
         thread::Builder::new().name("log".to_owned()).spawn(move || own.run(&out))?;
         Ok(writer)
     }
 
     /// Takes a line; never waits for anything but memory.
-    pub(super) fn take(&self, line: &[u8]) {
+    pub(super) fn take(&self, mut line: &[u8]) {
+        if let Some(direct) = self.direct.as_ref().filter(|_| self.is_free.load(Ordering::Relaxed))
+        {
+            line = direct.write(line);
+            if line.is_empty() {
+                return;
+            }
+        }
         let mut waiting = self.waiting.lock();
         if waiting.underway + waiting.lines.len() + line.len() > MOST_WAITING {
             waiting.dropped += 1;
@@ -81,6 +94,7 @@ impl Writer {
         waiting.tell_dropped();
         waiting.lines.extend_from_slice(line);
         if mem::replace(&mut waiting.is_idle, false) {
+            self.is_free.store(false, Ordering::Relaxed);
             self.wanted.notify_one();
         }
     }
@@ -134,6 +148,8 @@ impl Writer {
         let mut waiting = self.waiting.lock();
         while waiting.lines.is_empty() {
             waiting.is_idle = true;
+            // What was dropped has to be said before anything else.
+            self.is_free.store(waiting.dropped == 0, Ordering::Relaxed);
             self.written.notify_all();
             self.wanted.wait(&mut waiting);
         }
@@ -161,7 +177,7 @@ impl Waiting {
 fn piece(lines: &[u8]) -> &[u8] {
     let end_of_line = |bytes: &[u8]| memchr::memrchr(b'\n', bytes).map(|at| at + 1);
     let first = memchr::memchr(b'\n', lines).map_or(lines.len(), |at| at + 1);
-    let fitting = lines.get(..LARGEST_WRITE).unwrap_or(lines);
+    let fitting = lines.get(..WHOLE).unwrap_or(lines);
     &lines[..end_of_line(fitting).unwrap_or(first)]
 }
 
@@ -272,6 +288,31 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_finds_room_is_out_at_once_and_in_order_with_those_that_did_not() {
+        let (mut reader, out) = io::pipe().unwrap();
+        let writer = Writer::start(out).unwrap();
+        writer.take(b"first\n");
+        assert!(writer.waiting.lock().is_idle, "nobody had to be woken");
+        let mut read = [0; 6];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"first\n");
+        let text: String = (0..2_000).map(line).collect();
+        (0..2_000).for_each(|number| writer.take(line(number).as_bytes()));
+        let mut read = vec![0; text.len()];
+        reader.read_exact(&mut read).unwrap();
+        assert_eq!(read, text.as_bytes());
+    }
+
+    #[test]
+    fn a_socket_takes_lines_as_a_pipe_does() {
+        let (reader, out) = std::os::unix::net::UnixStream::pair().unwrap();
+        let writer = Writer::start(out).unwrap();
+        (0..5_000).for_each(|number| writer.take(line(number).as_bytes()));
+        let lines = BufReader::new(reader).lines().map_while(Result::ok).take(5_000);
+        assert_eq!(counts(lines), (5_000, 0));
+    }
+
+    #[test]
     fn a_flush_waits_for_what_gets_out() {
         let (reader, out) = io::pipe().unwrap();
         let writer = Writer::start(out).unwrap();
@@ -318,8 +359,8 @@ mod tests {
         let short = line(1);
         let lines = short.repeat(100).into_bytes();
         let first = piece(&lines);
-        assert!(first.len() <= LARGEST_WRITE && first.ends_with(b"\n"));
-        assert!(first.len() + short.len() > LARGEST_WRITE, "as many as fit");
+        assert!(first.len() <= WHOLE && first.ends_with(b"\n"));
+        assert!(first.len() + short.len() > WHOLE, "as many as fit");
         let long = format!("{}\n{short}", "y".repeat(10_000)).into_bytes();
         assert_eq!(piece(&long).len(), 10_001);
         assert_eq!(piece(b"a\nb"), b"a\n");
