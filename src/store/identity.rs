@@ -67,7 +67,7 @@ impl Identity {
             Others::Nobody => Self::Own { heir: heir_of(path) },
             Others::One(user) if user.can_be_acted_as() => Self::As(user),
             // A root without its powers is left with its own files, which are many.
-            Others::One(_) => Self::Wary { at_link: is_link(path) },
+            Others::One(_) => Self::Wary { at_link: leads_over_a_link(path) },
             Others::Some { at_link } => Self::Wary { at_link },
         }
     }
@@ -225,8 +225,11 @@ fn others_on_the_way(path: &Path) -> Others {
     }
 }
 
-fn is_link(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink())
+/// Whether there is a link anywhere on the way to a file, or in its place.
+fn leads_over_a_link(path: &Path) -> bool {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
+    absolute.ancestors().any(is_link)
 }
 
 /// The names in a path, the last first.
