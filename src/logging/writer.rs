@@ -49,10 +49,12 @@ pub(super) struct Writer {
 #[derive(Debug, Default)]
 struct Waiting {
     lines: Vec<u8>,
-    /// How many bytes before them are being written.
-    underway: usize,
-    /// How many lines have been dropped since it was last said.
+    /// How many lines have come behind them and did not fit.
     dropped: u64,
+    /// How many lines are missing in what is written, and that has not been said.
+    untold: u64,
+    /// How many bytes are being written.
+    underway: usize,
     /// The thread has nothing to do.
     is_idle: bool,
     /// Grows with everything that gets out.
@@ -87,11 +89,12 @@ impl Writer {
             }
         }
         let mut waiting = self.waiting.lock();
-        if waiting.underway + waiting.lines.len() + line.len() > MOST_WAITING {
+        let length = waiting.underway + waiting.lines.len() + line.len();
+        // Behind one that did not fit nothing fits until that is said.
+        if waiting.dropped > 0 || length > MOST_WAITING {
             waiting.dropped += 1;
             return;
         }
-        waiting.tell_dropped();
         waiting.lines.extend_from_slice(line);
         if mem::replace(&mut waiting.is_idle, false) {
             self.is_free.store(false, Ordering::Relaxed);
@@ -114,14 +117,10 @@ impl Writer {
     }
 
     fn run(&self, out: &impl AsFd) {
-        let mut batch = Vec::new();
-        let mut is_torn = false;
+        let (mut batch, mut is_torn) = (Vec::new(), false);
         loop {
-            self.next(&mut batch);
-            if is_torn {
-                batch.insert(0, b'\n');
-            }
-            is_torn = false;
+            let dropped = self.next(&mut batch);
+            self.tell_missing(out, &mut is_torn);
             let mut rest = &batch[..];
             while !rest.is_empty() {
                 let piece = piece(rest);
@@ -132,43 +131,55 @@ impl Writer {
                 match outcome {
                     Ok(()) => waiting.progress += 1,
                     Err(Lost { begun }) => {
-                        waiting.dropped += memchr::memchr_iter(b'\n', piece).count() as u64;
-                        is_torn = begun;
+                        waiting.untold += memchr::memchr_iter(b'\n', piece).count() as u64;
+                        is_torn |= begun;
                     }
                 }
                 self.written.notify_all();
             }
+            if dropped > 0 {
+                self.waiting.lock().untold += dropped;
+                self.tell_missing(out, &mut is_torn);
+            }
         }
     }
 
-    /// Fills the batch with everything that waits, once there is something.
-    fn next(&self, batch: &mut Vec<u8>) {
+    /// Fills the batch with everything that waits, once there is something; how many lines are
+    /// missing behind it.
+    fn next(&self, batch: &mut Vec<u8>) -> u64 {
         batch.clear();
         batch.shrink_to(USUAL_BATCH);
         let mut waiting = self.waiting.lock();
-        while waiting.lines.is_empty() {
+        while waiting.lines.is_empty() && waiting.dropped == 0 {
             waiting.is_idle = true;
-            // What was dropped has to be said before anything else.
-            self.is_free.store(waiting.dropped == 0, Ordering::Relaxed);
+            // What is missing has to be said before anything else.
+            self.is_free.store(waiting.untold == 0, Ordering::Relaxed);
             self.written.notify_all();
             self.wanted.wait(&mut waiting);
         }
-        waiting.tell_dropped();
         mem::swap(batch, &mut waiting.lines);
         waiting.underway = batch.len();
+        mem::take(&mut waiting.dropped)
     }
-}
 
-impl Waiting {
     /// Says how many lines are missing here, if any.
-    fn tell_dropped(&mut self) {
-        let dropped = mem::take(&mut self.dropped);
-        if dropped > 0 {
-            let (time, level) = (clock::now(), Level::Warn);
-            let line = format!(
-                "{time} {level:<5} log dropped={dropped}: standard error did not take them\n"
-            );
-            self.lines.extend_from_slice(line.as_bytes());
+    fn tell_missing(&self, out: &impl AsFd, is_torn: &mut bool) {
+        let count = self.waiting.lock().untold;
+        if count == 0 {
+            return;
+        }
+        let (time, level) = (clock::now(), Level::Warn);
+        // The line that is torn ends here.
+        let before = if *is_torn { "\n" } else { "" };
+        let line = format!(
+            "{before}{time} {level:<5} log dropped={count}: standard error did not take them\n"
+        );
+        match put(out, line.as_bytes()) {
+            Ok(()) => {
+                self.waiting.lock().untold = 0;
+                *is_torn = false;
+            }
+            Err(Lost { begun }) => *is_torn |= begun,
         }
     }
 }
@@ -271,20 +282,17 @@ mod tests {
         }
         // Not for long, with nobody there.
         writer.flush(PATIENCE);
-        // Somebody is there again; what does not come any more is what was dropped.
-        let mut seen = Vec::new();
-        for line in BufReader::new(reader).lines().map_while(Result::ok) {
-            let is_last = line.contains("log dropped=");
-            seen.push(line);
-            if is_last {
-                break;
-            }
+        // Somebody is there again. What does not come is told, perhaps in parts.
+        let mut lines = BufReader::new(reader).lines().map_while(Result::ok);
+        let (mut read, mut dropped) = (0, 0);
+        while read + dropped < count {
+            let (more, missing) = counts(lines.by_ref().take(1));
+            (read, dropped) = (read + more, dropped + missing);
         }
-        let (read, dropped) = counts(seen.into_iter());
-        assert!(dropped > count / 3, "{dropped} of {count}");
         assert_eq!(read + dropped, count);
-        writer.flush(LONGEST_FLUSH);
+        assert!(dropped > count / 3, "{dropped} of {count}");
         writer.take(line(1).as_bytes());
+        assert_eq!(counts(lines.take(1)), (1, 0), "from here on nothing is missing");
     }
 
     #[test]
@@ -345,13 +353,13 @@ mod tests {
         let writer = Writer::start(File::options().write(true).open("/dev/full").unwrap()).unwrap();
         (0..3).for_each(|number| writer.take(line(number).as_bytes()));
         writer.flush(LONGEST_FLUSH);
-        assert_eq!(writer.waiting.lock().dropped, 3);
+        assert_eq!(writer.waiting.lock().untold, 3);
         let (reader, out) = io::pipe().unwrap();
         let writer = Writer::start(out).unwrap();
         drop(reader);
         writer.take(line(0).as_bytes());
         writer.flush(LONGEST_FLUSH);
-        assert_eq!(writer.waiting.lock().dropped, 1);
+        assert_eq!(writer.waiting.lock().untold, 1);
     }
 
     #[test]
