@@ -115,6 +115,8 @@ enum Source {
     Proxy(SocketAddr),
     /// The state file, because no proxy runs.
     File(PathBuf),
+    /// The state file, although another process has it: no proxy answers at this address.
+    Taken { file: PathBuf, asked: String },
 }
 
 impl Source {
@@ -122,6 +124,9 @@ impl Source {
         match self {
             Self::Proxy(address) => json!({"kind": "proxy", "address": address.to_string()}),
             Self::File(path) => json!({"kind": "file", "path": path.display().to_string()}),
+            Self::Taken { file, .. } => {
+                json!({"kind": "file", "path": file.display().to_string(), "inUse": true})
+            }
         }
     }
 }
@@ -131,6 +136,11 @@ impl fmt::Display for Source {
         match self {
             Self::Proxy(address) => write!(f, "the proxy at {address}"),
             Self::File(path) => write!(f, "no proxy runs: the state file {}", path.display()),
+            Self::Taken { file, asked } => write!(
+                f,
+                "no proxy answers at {asked} (HOST, PORT), and another process uses the state file {}; as it was written last",
+                file.display()
+            ),
         }
     }
 }

@@ -709,14 +709,30 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
+    /// Puts keys where the example has placeholders.
+    fn filled_in(pairs: impl Iterator<Item = (String, String)>) -> Environment {
+        let filled = pairs.map(|(name, value)| (name, value.replace("replace-me", "filled-in")));
+        Environment::from_pairs(filled)
+    }
+
     #[test]
-    fn the_example_file_works_as_it_stands() {
+    fn the_example_file_works_once_its_placeholders_are_filled_in_and_not_before() {
         let parsed = dotenv::parse(&example(false));
         assert!(parsed.ignored.is_empty());
         let names: Vec<_> = parsed.assignments.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, REQUIRED.map(|(name, _)| name));
-        let pairs = parsed.assignments.into_iter().map(|it| (it.name, it.value));
-        assert!(load(&Environment::from_pairs(pairs)).is_ok());
+        let pairs: Vec<_> = parsed.assignments.into_iter().map(|it| (it.name, it.value)).collect();
+        assert!(load(&filled_in(pairs.iter().cloned())).is_ok());
+        let error = load(&Environment::from_pairs(pairs)).unwrap_err();
+        let told: Vec<_> = error.problems.iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), 3, "{told:?}");
+        for (told, subject) in told.iter().zip([
+            "PROXY_API_KEY: is",
+            "DASHSCOPE_API_KEYS: item 1 is",
+            "DASHSCOPE_API_KEYS: item 2 is",
+        ]) {
+            assert!(told.starts_with(subject) && told.contains("placeholder"), "{told}");
+        }
     }
 
     #[test]
@@ -735,6 +751,6 @@ mod tests {
         let there = parsed.assignments.into_iter();
         let there = there.filter(|it| !strange.contains(&&*it.name));
         let pairs = there.map(|it| (it.name, it.value));
-        assert!(load(&Environment::from_pairs(pairs)).is_ok());
+        assert!(load(&filled_in(pairs)).is_ok());
     }
 }

@@ -59,32 +59,20 @@ pub fn start(events: Sender<Event>) -> Result<Demo, StartupError> {
 }
 
 impl Demo {
-    /// Says what to try, makes the first requests itself, and serves until an event says so.
-    ///
-    /// # Errors
-    /// As [`Service::run`].
-    pub fn run(self, events: &Receiver<Event>) -> Result<Ended, Broken> {
+    /// What to try.
+    #[must_use]
+    pub fn introduction(&self) -> String {
         let address = self.service.address();
-        introduce(address);
-        for _ in 0..SHOWN {
-            if let Err(error) = ask(address) {
-                info!("demo request failed: {error}");
-            }
-        }
-        self.service.run(events)
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "this is what the command is for")]
-fn introduce(address: SocketAddr) {
-    let slots = KEYS.len() * MODELS.len();
-    if address.port() != PORT {
-        println!("\nPort {PORT} is taken, so this demo is on port {}.", address.port());
-    }
-    println!(
-        r#"
+        let elsewhere = match address.port() {
+            PORT => String::new(),
+            port => format!("\nPort {PORT} is taken, so this demo is on port {port}.\n"),
+        };
+        let (keys, models) = (KEYS.len(), MODELS.len());
+        let slots = keys * models;
+        format!(
+            r#"{elsewhere}
 The demo proxy is on http://{address} with the key {PROXY_KEY}.
-Behind it is a mock of DashScope: {} keys x {} models = {slots} slots, each with a free
+Behind it is a mock of DashScope: {keys} keys x {models} models = {slots} slots, each with a free
 quota of {QUOTA} requests. {SHOWN} requests are made right now, which use up the first key; watch the log.
 
 The first model, {first}, writes {MOST_OUTPUT} tokens at most and sees no pictures. So another model
@@ -105,11 +93,25 @@ Any model serves these two. Repeat them
        -d '{{"model":"any","max_tokens":99,"stream":true,"messages":[{{"role":"user","content":"hello"}}]}}'
 
 until all {slots} slots are used up and the answer is 503. Ctrl-C ends it.
+
 "#,
-        KEYS.len(),
-        MODELS.len(),
-        first = MODELS[0],
-    );
+            first = MODELS[0],
+        )
+    }
+
+    /// Makes the first requests itself, and serves until an event says so.
+    ///
+    /// # Errors
+    /// As [`Service::run`].
+    pub fn run(self, events: &Receiver<Event>) -> Result<Ended, Broken> {
+        let address = self.service.address();
+        for _ in 0..SHOWN {
+            if let Err(error) = ask(address) {
+                info!("demo request failed: {error}");
+            }
+        }
+        self.service.run(events)
+    }
 }
 
 /// Starts the proxy on the first port from [`PORT`] on that can be had.
@@ -136,6 +138,7 @@ fn serve_on(
         ("PORT", port.to_string()),
         ("UPSTREAM_BASE_URL", format!("{origin}/apps/anthropic")),
         ("OPENAI_UPSTREAM_BASE_URL", format!("{origin}/compatible-mode/v1")),
+        ("NATIVE_UPSTREAM_BASE_URL", format!("{origin}/api/v1")),
         ("STATE_PATH", folder.0.join("proxy-state.json").display().to_string()),
     ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value));

@@ -21,6 +21,7 @@
 //! | [`config`] | the environment, checked |
 //! | `policy` | every decision, pure: pool, scheduler, benches, guard, verdict, limits, failover, route, body, headers, events, what answers used, the file's schema |
 //! | `metrics`, `supervisor` | what Prometheus and systemd are told |
+//! | [`signals`] | which signals ask for a stop |
 //! | [`panics`], [`logging`], `log_text`, `secret`, `redact`, [`clock`], `allocator`, `tcp_info` | what everybody needs |
 //! | [`standin`] | a DashScope on loopback for the demo and the tests; shares no code with the proxy |
 //!
@@ -29,7 +30,8 @@
 //! | thread | runs | may block on |
 //! | --- | --- | --- |
 //! | main | [`service::Service::run`] | signals, its own `/health` every 10 s, the drain |
-//! | ctrl-c | `main.rs`'s handler | signals |
+//! | ctrl-c | [`signals`]' handler | signals; the log, for a moment |
+//! | log | `logging::writer` | who reads standard error |
 //! | intake | `server::gate` | tiny_http's queue of requests, nothing else |
 //! | worker-N | `proxy::Proxy::serve` | the queue of jobs; then upstream, the client's socket, the state file (all with limits) |
 //! | receiver | `server::bodies` | a client that sends its body slowly |
@@ -54,6 +56,7 @@ pub mod error;
 pub mod logging;
 pub mod panics;
 pub mod service;
+pub mod signals;
 pub mod standin;
 
 mod admin;

@@ -1,14 +1,18 @@
 //! Where log lines go, and which never do.
 
-use std::fmt::Write;
-use std::io;
+mod direct;
+mod writer;
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use env_logger::{Builder, Logger};
 use log::{Level, Log, Metadata, Record};
-use nix::errno::Errno;
-use nix::unistd;
 
 use crate::{clock, redact};
+use writer::Writer;
 
 /// Libraries whose debug and trace lines print headers, and with them the key.
 const TELLTALES: [&str; 2] = ["ureq", "rustls"];
@@ -19,6 +23,9 @@ const ALARMIST: &str = "tiny_http";
 
 /// The memory with which a line begins, in bytes.
 const USUAL_LINE: usize = 320;
+
+/// What writes to standard error; `None` where there is no thread for it.
+static WRITER: OnceLock<Option<Arc<Writer>>> = OnceLock::new();
 
 /// Starts logging to standard error. `filter` is in env_logger's notation; whatever it says,
 /// ureq and rustls never go below info.
@@ -51,15 +58,27 @@ impl Log for Guarded {
     fn flush(&self) {}
 }
 
-/// Prints a line with one call and without std's lock: behind a thread that is interrupted while it
-/// has it, all workers would queue. (The kernel keeps such writes apart.)
-fn print(mut line: &[u8]) {
-    while !line.is_empty() {
-        match unistd::write(io::stderr(), line) {
-            Ok(count) => line = &line[count..],
-            Err(Errno::EINTR) => {}
-            Err(_) => return,
+/// Takes a text for standard error, and never waits for who reads that.
+fn print(text: &[u8]) {
+    match WRITER.get_or_init(|| Writer::start(io::stderr()).ok()) {
+        Some(writer) => writer.take(text),
+        // There is no thread to be had: it is better said late than not.
+        None => {
+            let _ = io::stderr().write_all(text);
         }
+    }
+}
+
+/// Says something outside the log: why the process ends. Never waits, never fails.
+pub fn say(text: &str) {
+    print(format!("{text}\n").as_bytes());
+}
+
+/// Waits until all that was said is out, unless nobody takes it for this long. To be called
+/// before the process ends.
+pub fn finish(patience: Duration) {
+    if let Some(Some(writer)) = WRITER.get() {
+        writer.flush(patience);
     }
 }
 

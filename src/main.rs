@@ -1,18 +1,19 @@
 //! The command: reads what was typed, sets up signals and the log, and prints the final error.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use dashscope_proxy::cli::{self, Command, UsageError};
 use dashscope_proxy::commands::{self, CommandError, Report};
 use dashscope_proxy::config::{self, ConfigError, Environment};
 use dashscope_proxy::error::StartupError;
 use dashscope_proxy::panics::{self, Event};
 use dashscope_proxy::service::{Broken, Ended, Service};
-use dashscope_proxy::{demo, logging};
+use dashscope_proxy::{demo, logging, signals};
+use nix::sys::resource::{Resource, setrlimit};
 
 /// EX_USAGE of sysexits.h.
 const USAGE_EXIT: u8 = 64;
@@ -23,8 +24,11 @@ const BROKEN_EXIT: u8 = 70;
 /// EX_TEMPFAIL of sysexits.h: the supervisor is to start it again.
 const RENEW_EXIT: u8 = 75;
 
-/// The exit code of a process that a signal ended, as shells count it (128 + SIGINT).
-const INTERRUPTED_EXIT: i32 = 130;
+/// EX_IOERR of sysexits.h.
+const OUTPUT_EXIT: u8 = 74;
+
+/// How long the end waits for a reader of the log who takes nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why the process ends with something other than 0.
 enum Failure {
@@ -33,54 +37,48 @@ enum Failure {
     Broken(Broken),
     Command(CommandError),
     /// The program could not be executed anew.
-    Renew(std::io::Error),
+    Renew(io::Error),
+    /// Standard output took not all of it.
+    Output(io::Error),
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => complain(&failure),
-    }
+    // A core would hold every key.
+    let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+    let code = run().unwrap_or_else(|failure| complain(&failure));
+    logging::finish(PATIENCE);
+    ExitCode::from(code)
 }
 
-#[expect(clippy::print_stderr, reason = "the one place that prints the final error")]
-fn complain(failure: &Failure) -> ExitCode {
-    match failure {
-        Failure::Usage(error) => {
-            eprintln!("dashscope-proxy: {error}\n\n{}", cli::USAGE);
-            ExitCode::from(USAGE_EXIT)
+/// The one place that says the final error; the code with which the process is to end.
+fn complain(failure: &Failure) -> u8 {
+    let (text, code) = match failure {
+        Failure::Usage(error) => (format!("{error}\n\n{}", cli::USAGE), USAGE_EXIT),
+        Failure::Startup(error) => (error.to_string(), error.exit_code()),
+        Failure::Command(error) => (error.to_string(), error.exit_code()),
+        Failure::Renew(error) => (format!("failed to begin anew: {error}"), RENEW_EXIT),
+        Failure::Output(error) => {
+            (format!("failed to write to standard output: {error}"), OUTPUT_EXIT)
         }
-        Failure::Startup(error) => {
-            eprintln!("dashscope-proxy: {error}");
-            ExitCode::from(error.exit_code())
-        }
-        Failure::Command(error) => {
-            eprintln!("dashscope-proxy: {error}");
-            ExitCode::from(error.exit_code())
-        }
-        Failure::Renew(error) => {
-            eprintln!("dashscope-proxy: failed to begin anew: {error}");
-            ExitCode::from(RENEW_EXIT)
-        }
-        Failure::Broken(broken) => {
-            eprintln!("dashscope-proxy: {broken}");
-            ExitCode::from(BROKEN_EXIT)
-        }
-    }
+        Failure::Broken(broken) => (broken.to_string(), BROKEN_EXIT),
+    };
+    logging::say(&format!("dashscope-proxy: {text}"));
+    code
 }
 
-#[expect(clippy::print_stdout, reason = "the answer to --help and --version")]
 fn run() -> Result<u8, Failure> {
     let command = cli::parse(std::env::args_os().skip(1)).map_err(Failure::Usage)?;
     match command {
-        Command::Help => print!("{}", cli::USAGE),
-        Command::Version => println!("dashscope-proxy {}", env!("CARGO_PKG_VERSION")),
+        Command::Help => print(cli::USAGE)?,
+        Command::Version => print(&format!("dashscope-proxy {}\n", env!("CARGO_PKG_VERSION")))?,
         Command::Serve { env_file } => {
+            signals::keep_ignored();
             let environment = Environment::read(env_file.as_deref())?;
             let loaded = config::load(&environment)?;
             logging::start(&loaded.config.log_filter);
             panics::watch();
-            let (sender, events) = on_signal()?;
+            let (sender, events) = crossbeam_channel::unbounded();
+            signals::ask_for_stop(sender.clone())?;
             return end(Service::start(loaded, sender)?.run(&events)?, &events);
         }
         Command::Status(options) => return report(commands::status(&options), options.json),
@@ -90,14 +88,20 @@ fn run() -> Result<u8, Failure> {
         Command::Check { probe, options } => {
             return report(commands::check(probe, &options), options.json);
         }
-        Command::Demo => {
-            logging::start("info");
-            panics::watch();
-            let (sender, events) = on_signal()?;
-            return end(demo::start(sender)?.run(&events)?, &events);
-        }
+        Command::Demo => return demonstrate(),
     }
     Ok(0)
+}
+
+fn demonstrate() -> Result<u8, Failure> {
+    signals::keep_ignored();
+    logging::start("info");
+    panics::watch();
+    let (sender, events) = crossbeam_channel::unbounded();
+    signals::ask_for_stop(sender.clone())?;
+    let demo = demo::start(sender)?;
+    print(&demo.introduction())?;
+    end(demo.run(&events)?, &events)
 }
 
 /// Ends the process, or begins it anew under the same number: the listener is handed over the way
@@ -107,6 +111,7 @@ fn end(ended: Ended, events: &Receiver<Event>) -> Result<u8, Failure> {
     if ended == Ended::Stopped || events.try_iter().any(|event| event == Event::Stop) {
         return Ok(0);
     }
+    logging::finish(PATIENCE);
     let error = std::process::Command::new("/proc/self/exe")
         .args(std::env::args_os().skip(1))
         .env("LISTEN_PID", std::process::id().to_string())
@@ -119,41 +124,24 @@ fn end(ended: Ended, events: &Receiver<Event>) -> Result<u8, Failure> {
 fn report(outcome: Result<Report, CommandError>, json: bool) -> Result<u8, Failure> {
     match outcome {
         Ok(Report { text, exit_code }) => {
-            print(&text);
+            print(&text)?;
             Ok(exit_code)
         }
         Err(error) => {
-            if json {
-                print(&error.to_json());
-            }
+            // That it was not done counts for more than that it was not said.
+            let _ = if json { print(&error.to_json()) } else { Ok(()) };
             Err(Failure::Command(error))
         }
     }
 }
 
-/// Who reads it may have seen enough (`| head`): that is no failure.
-fn print(text: &str) {
-    let mut stdout = std::io::stdout().lock();
-    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-}
-
-/// SIGINT, SIGTERM or SIGHUP asks for a stop (ctrlc cannot tell them apart); a second one does
-/// not wait for it.
-#[expect(clippy::disallowed_methods, reason = "a second signal must not wait for main")]
-fn on_signal() -> Result<(Sender<Event>, Receiver<Event>), Failure> {
-    let (sender, events) = crossbeam_channel::unbounded();
-    let asked = AtomicBool::new(false);
-    let stop = sender.clone();
-    let handler = move || {
-        if asked.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED_EXIT);
-        }
-        let _ = stop.send(Event::Stop);
-    };
-    ctrlc::set_handler(handler).map_err(|error| {
-        Failure::Startup(StartupError::System(format!("failed to listen to signals: {error}")))
-    })?;
-    Ok((sender, events))
+/// Who reads it may have seen enough (`| head`): that is no failure. Anything else is.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        _ => Ok(()),
+    }
 }
 
 impl From<Broken> for Failure {

@@ -202,11 +202,18 @@ impl Held {
     }
 
     /// Takes the first bytes of a body of which nothing has been read.
-    fn take_first(&mut self, body: &mut AnswerBody) {
+    fn take_first(&mut self, body: &mut AnswerBody) -> Result<(), CallError> {
         if let Rest::ToCome = self.rest {
             let mut buffer = vec![0; BUFFER];
             let read = body.read(&mut buffer);
             self.take(read, &buffer);
+        }
+        match std::mem::take(&mut self.rest) {
+            Rest::Broken(error) if self.bytes.is_empty() => Err(error),
+            rest => {
+                self.rest = rest;
+                Ok(())
+            }
         }
     }
 
@@ -225,7 +232,7 @@ impl Held {
 /// can still be told from one that was cut.
 ///
 /// # Errors
-/// When the body breaks off before any of it has left: the client has been sent nothing.
+/// When the body breaks off before its first byte: the client has been sent nothing.
 pub(crate) fn relay(
     head: &Head,
     mut held: Held,
@@ -235,10 +242,7 @@ pub(crate) fn relay(
     mut see: impl FnMut(&[u8]),
 ) -> Result<Relayed, CallError> {
     if held.bytes.is_empty() {
-        held.take_first(body);
-    }
-    if let Rest::Broken(error) = held.rest {
-        return Err(error);
+        held.take_first(body)?;
     }
     let mut relayed = Relayed { end: End::Clean, bytes: 0, first_byte: None };
     client.start(head);
@@ -288,8 +292,10 @@ fn copy_pieces(
         send(&held.bytes)?;
     }
     drop(held.bytes);
-    if !matches!(held.rest, Rest::ToCome) {
-        return Ok(());
+    match held.rest {
+        Rest::Ended => return Ok(()),
+        Rest::Broken(error) => return Err(End::of(error)),
+        Rest::ToCome => {}
     }
     let mut buffer = vec![0; BUFFER];
     loop {

@@ -6,7 +6,9 @@
 //! Nothing here takes the scheduler's lock for longer than a snapshot.
 
 mod file;
+mod identity;
 mod lock;
+mod raw;
 
 use std::io;
 use std::mem;
@@ -273,7 +275,7 @@ pub(crate) fn peek(path: &Path) -> Result<StateFile, StartupError> {
         let shown = path.display();
         StartupError::State(format!("the state file `{shown}` does not fit: {misfit}"))
     };
-    let content = file::content(path).map_err(StartupError::State)?;
+    let content = file::peek(path).map_err(StartupError::State)?;
     content.map_or(Ok(StateFile::default()), |content| StateFile::parse(&content).map_err(misfit))
 }
 
@@ -284,6 +286,19 @@ pub(crate) fn peek(path: &Path) -> Result<StateFile, StartupError> {
 /// When it does not.
 pub(crate) fn try_folder(path: &Path) -> io::Result<()> {
     file::try_folder(path)
+}
+
+/// Whether another process has the file. Nothing is made or kept.
+#[must_use]
+pub(crate) fn is_taken(path: &Path) -> bool {
+    file::is_taken(path)
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    }
 }
 
 /// The name of a file beside `path`, with something appended.

@@ -1,11 +1,21 @@
 //! What is said to systemd, if it listens: readiness, progress, the end.
 //!
-//! Without `NOTIFY_SOCKET` every call does nothing.
+//! Without `NOTIFY_SOCKET` every call does nothing. (sd_notify's own way to send would wait for a
+//! supervisor that does not read, and with it the main thread for ever.)
 
+use std::ffi::OsStr;
+use std::io;
+#[cfg(target_os = "linux")]
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use log::debug;
 use sd_notify::NotifyState;
+
+/// How long a supervisor may take to take a word.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// How much longer than it says itself a stop may go on, so that systemd does not cut it short
 /// between two signs of life.
@@ -42,7 +52,20 @@ fn extension(longest: Duration) -> NotifyState<'static> {
 }
 
 fn tell(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
+    let Some(address) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let text: String = state.iter().map(|state| format!("{state}\n")).collect();
+    if let Err(error) = send(&address, &text) {
         debug!("supervisor told=false error=\"{error}\"");
     }
+}
+
+fn send(address: &OsStr, text: &str) -> io::Result<()> {
+    let address = match address.as_bytes().strip_prefix(b"@") {
+        #[cfg(target_os = "linux")]
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        _ => SocketAddr::from_pathname(address)?,
+    };
+    let socket = UnixDatagram::unbound()?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    socket.send_to_addr(text.as_bytes(), &address).map(drop)
 }

@@ -50,6 +50,7 @@ fn slot(pool: &Pool, view: &SlotView<'_>) -> Value {
         "keyIndex": view.slot.key.0,
         "currentKey": view.current_key,
         "currentModel": view.current_model,
+        "modelCursor": view.model_cursor,
         "id": &*view.slot.model,
         "available": view.is_available(),
         "state": state,

@@ -16,7 +16,7 @@ pub(super) fn run(config: &Config, json: bool, colours: bool) -> Result<Report, 
         None => {
             let scheduler = scheduler(config, store::peek(&config.state_path)?);
             let status = admin::status::pool(&scheduler, clock::moment());
-            (Source::File(config.state_path.clone()), status)
+            (source(config), status)
         }
     };
     let text = if json {
@@ -28,6 +28,12 @@ pub(super) fn run(config: &Config, json: bool, colours: bool) -> Result<Report, 
         })?
     };
     Ok(Report { text, exit_code: 0 })
+}
+
+/// The state file, which another process may have.
+fn source(config: &Config) -> Source {
+    let (file, asked) = (config.state_path.clone(), client::shown_address(config));
+    if store::is_taken(&file) { Source::Taken { file, asked } } else { Source::File(file) }
 }
 
 /// The pool as a proxy would have it that starts now.

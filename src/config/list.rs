@@ -2,7 +2,7 @@
 //! item, only its number.
 
 use super::url::Origin;
-use super::value::{first_foreign, is_key_character, unquote};
+use super::value::{IS_PLACEHOLDER, first_foreign, is_key_character, is_placeholder, unquote};
 use crate::policy::pool::{LONGEST_MODEL_ID, is_model_character};
 use crate::secret::Secret;
 
@@ -103,6 +103,9 @@ fn key(item: &str) -> Result<KeyConfig, String> {
     }
     if let Some(kind) = first_foreign(key, is_key_character) {
         return Err(format!("holds {kind}"));
+    }
+    if is_placeholder(key) {
+        return Err(IS_PLACEHOLDER.to_owned());
     }
     let origin = origin
         .map(Origin::parse)

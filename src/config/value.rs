@@ -29,8 +29,25 @@ where
         .ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
 }
 
+/// What a key holds that was copied from `.env.example`, or from the README's examples: everybody
+/// knows it.
+const PLACEHOLDERS: [&str; 2] = ["replace-me", "your_proxy_api_key"];
+
+/// What is wrong with a key that nobody has put there.
+pub(super) const IS_PLACEHOLDER: &str =
+    "is still the placeholder of .env.example: put your own key in its place";
+
+/// Whether a key is an example's.
+pub(super) fn is_placeholder(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    PLACEHOLDERS.iter().any(|placeholder| key.contains(placeholder))
+}
+
 /// Reads the proxy key: any visible ASCII, since it is the operator's own choice.
 pub(super) fn proxy_key(text: &str) -> Result<Secret, String> {
+    if is_placeholder(text) {
+        return Err(IS_PLACEHOLDER.to_owned());
+    }
     match first_foreign(text, |c| c.is_ascii_graphic()) {
         Some(kind) => Err(format!("holds {kind}")),
         None => Ok(Secret::new(text)),
@@ -242,6 +259,14 @@ mod tests {
         assert_eq!(proxy_key("a b"), Err("holds a blank".to_owned()));
         assert_eq!(proxy_key("a\nb"), Err("holds a control character".to_owned()));
         assert_eq!(proxy_key("密钥"), Err("holds a character that is not ASCII".to_owned()));
+    }
+
+    #[test]
+    fn a_placeholder_is_no_key_whatever_its_case() {
+        for text in ["replace-me-with-a-long-random-key", "Replace-Me", "YOUR_PROXY_API_KEY"] {
+            assert_eq!(proxy_key(text), Err(IS_PLACEHOLDER.to_owned()), "{text}");
+        }
+        assert!(!is_placeholder("sk-replaced") && !is_placeholder("my_proxy_api_key"));
     }
 
     #[test]

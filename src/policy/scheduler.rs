@@ -117,6 +117,7 @@ impl Scheduler {
         mut file: StateFile,
         now: Timestamp,
     ) -> Self {
+        file.name_by_content(|hash| pool.key_with_hash(hash).is_some());
         let pins = Pins::take(&mut file);
         let tallies = Tallies::take(&mut file, &pool);
         let disabled = Disabled::take(&mut file, &pool);
@@ -168,10 +169,11 @@ impl Scheduler {
             let (bounds, began) = (Bounds::default(), self.advance());
             return Next::Slot(Pick { slot, bounds, began, direct: false });
         }
-        let (mut first, mut refusal) = (None, None);
+        let (mut first, mut refusal, mut passed_disabled) = (None, None, false);
         let mut best: Option<Choice> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
+                passed_disabled |= first.is_none() && self.is_disabled(&slot);
                 continue;
             }
             first.get_or_insert_with(|| slot.clone());
@@ -191,7 +193,7 @@ impl Scheduler {
         match (best, refusal) {
             (Some(Choice { slot, bounds, .. }), _) => {
                 let is_free = ask.wanted == Wanted::Pool && ask.key.is_none();
-                let direct = is_free && first.as_ref() == Some(&slot);
+                let direct = is_free && !passed_disabled && first.as_ref() == Some(&slot);
                 Next::Slot(Pick { slot, bounds, began: self.advance(), direct })
             }
             (None, Some(said)) if !ask.has_answer => Next::NoneTakes { said },
@@ -239,17 +241,13 @@ impl Scheduler {
             return Stamped { changed: false, revived: false };
         };
         self.revision += 1;
+        let revived = slot.is_revived_by_success(now);
         slot.last_used_at = Some(now);
         slot.updated_at = now;
         if pick.began < slot.exhausted {
             return Stamped { changed: true, revived: false };
         }
         let mut is_more = slot.last_error.take().is_some();
-        let revived = slot.cooldown_until != Timestamp(0) && slot.cooldown_until <= now;
-        if revived {
-            slot.cooldown_until = Timestamp(0);
-        }
-        is_more |= revived;
         if pick.direct
             && let Some(model) = self.pool.place_of(&pick.slot.model)
         {
@@ -362,9 +360,15 @@ impl Scheduler {
     /// The key with which the next request starts.
     #[must_use]
     pub(crate) fn current_key(&self, now: Timestamp) -> KeyIndex {
+        self.current_slot(now).map_or(KeyIndex(self.key_cursor.at), |slot| slot.key)
+    }
+
+    /// The slot with which the next request starts; where none is available, the one on which the
+    /// cursors stand. What rests is one too: a rest does not change where requests start.
+    fn current_slot(&self, now: Timestamp) -> Option<Slot> {
         let mut walk = self.walk(Wanted::Pool, None);
-        let first = walk.find(|slot| self.is_available(slot, now));
-        first.map_or(KeyIndex(self.key_cursor.at), |slot| slot.key)
+        walk.find(|slot| self.is_available(slot, now))
+            .or_else(|| self.walk(Wanted::Pool, None).next())
     }
 
     /// Every slot for a request, in the order in which it asks for them. `only`: of this key.
@@ -390,17 +394,17 @@ impl Scheduler {
         wrapping(self.model_cursors[key.0].at, self.pool.model_count())
     }
 
-    /// The place of the first model of a key that is available.
+    /// The place of the first model of a key that does not cool.
     fn next_model(&self, key: KeyIndex, now: Timestamp) -> Option<usize> {
         self.models_of(key).find(|place| {
             let model = Arc::clone(&self.pool.models()[*place]);
-            self.is_available(&Slot { key, model }, now)
+            !self.is_cooling(&Slot { key, model }, now)
         })
     }
 
-    /// Moves the key's model cursor on if it stands on a slot that is not available, and the key
-    /// cursor if its key has nothing left. A cursor that stands well stays: the exhausted slot
-    /// may have been reached past one that only could not serve this request.
+    /// Moves the key's model cursor on if it stands on a slot that cools, and the key cursor if
+    /// all slots of its key do. A cursor that stands well stays: the exhausted slot may have been
+    /// reached past one that only could not serve this request, or is switched off for a while.
     fn leave_cooling(&mut self, key: KeyIndex, now: Timestamp) {
         if let Some(model) = self.next_model(key, now) {
             self.model_cursors[key.0].move_to(model, now);

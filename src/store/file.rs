@@ -1,27 +1,19 @@
 //! One file, its temporary files and its quarantine.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::iter;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{info, warn};
-use nix::libc::O_NOFOLLOW;
-use nix::unistd::Uid;
 
-use super::beside;
-use super::lock::Lock;
+use super::identity::Identity;
+use super::lock::{self, Lock};
+use super::{beside, folder_of, raw};
 use crate::clock::Timestamp;
 use crate::policy::state::StateFile;
-
-/// Only the owner may read and write: error messages of upstream are nobody else's business.
-pub(super) const MODE: u32 = 0o600;
-
-/// How many symbolic links are followed, as many as Linux does.
-const MOST_LINKS: usize = 40;
 
 /// The state file of this process.
 #[derive(Debug)]
@@ -30,7 +22,7 @@ pub(super) struct Place {
     /// Where new content is written first. Every write of a process uses the same name, so that
     /// a file that could not be removed is not one of many.
     temporary: PathBuf,
-    owner: Option<Owner>,
+    identity: Identity,
     lock: Lock,
     /// Whether the log has said that the file is written in place.
     in_place: AtomicBool,
@@ -39,14 +31,16 @@ pub(super) struct Place {
 impl Place {
     /// Makes the folder and takes the lock.
     pub(super) fn take(path: &Path, now: Timestamp) -> Result<Self, String> {
-        let path = behind_links(path);
+        let identity = Identity::for_file(path);
+        let refused = |error| format!("failed to use the state file `{}`: {error}", path.display());
+        let _assumed = identity.assume().map_err(refused)?;
+        let path = identity.follow(path).map_err(refused)?;
         if let Err(error) = fs::create_dir_all(folder_of(&path)) {
             warn!("state folder={} error=\"{error}\"", folder_of(&path).display());
         }
-        let owner = Owner::of(&path);
-        let lock = Lock::take(&path, owner)?;
+        let lock = Lock::take(&path, identity)?;
         let temporary = beside(&path, &format!(".{}.{}.tmp", process::id(), now.0));
-        Ok(Self { path, temporary, owner, lock, in_place: AtomicBool::new(false) })
+        Ok(Self { path, temporary, identity, lock, in_place: AtomicBool::new(false) })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -56,12 +50,15 @@ impl Place {
     /// Reads the file, and removes temporary files of earlier runs. A file that does not fit is
     /// set aside; what takes its place is the copy that a torn write has left, or an empty state.
     pub(super) fn read(&self, now: Timestamp) -> Result<StateFile, String> {
-        let state = match content(&self.path)?.map(|content| StateFile::parse(&content)) {
+        let assumed = self.identity.assume().map_err(|error| error.to_string())?;
+        let content = content(&self.path, self.identity)?;
+        let state = match content.map(|content| StateFile::parse(&content)) {
             None => StateFile::default(),
             Some(Ok(state)) => state,
             Some(Err(misfit)) => return self.read_instead(&misfit, now),
         };
         self.remove_stale();
+        drop(assumed);
         Ok(state)
     }
 
@@ -88,8 +85,9 @@ impl Place {
     }
 
     /// Replaces the content, durably: afterwards the file is whole and new, or whole and old. For
-    /// a file that can only be written in place, see [`write_in_place`].
+    /// a file that can only be written in place, see [`raw::write_in_place`].
     pub(super) fn write(&self, content: &[u8]) -> io::Result<()> {
+        let _assumed = self.identity.assume()?;
         let folder = folder_of(&self.path);
         if !folder.is_dir() {
             fs::create_dir_all(folder)?;
@@ -97,11 +95,11 @@ impl Place {
         if self.lock.keep()? {
             self.remove_stale();
         }
-        match write_new(&self.temporary, content, self.owner) {
+        match raw::write_new(&self.temporary, content, self.identity) {
             Ok(()) => self.install(&self.temporary, content),
             // A mounted file may be writable in a folder that is not.
             Err(error) if takes_no_file(&error) && self.path.exists() => {
-                write_in_place(&self.path, content)?;
+                self.write_in_place(content)?;
                 self.mention_in_place(&error);
                 Ok(())
             }
@@ -115,11 +113,15 @@ impl Place {
     /// Puts a temporary file, which is whole and on disk, in the place of the state file.
     fn install(&self, temporary: &Path, content: &[u8]) -> io::Result<()> {
         match fs::rename(temporary, &self.path) {
-            Ok(()) => sync_folder(&self.path),
-            Err(error) if is_mount_point(&error) => {
+            Ok(()) => {
+                // Whoever mounts it from now on finds it taken.
+                self.lock.hold()?;
+                raw::sync_folder(&self.path)
+            }
+            Err(error) if cannot_be_replaced(&error) => {
                 // Until the file is whole again, its copy stays: the next start may need it.
-                sync_folder(&self.path)?;
-                write_in_place(&self.path, content)?;
+                raw::sync_folder(&self.path)?;
+                self.write_in_place(content)?;
                 self.mention_in_place(&error);
                 let _ = fs::remove_file(temporary);
                 Ok(())
@@ -129,6 +131,15 @@ impl Place {
                 Err(error)
             }
         }
+    }
+
+    fn write_in_place(&self, content: &[u8]) -> io::Result<()> {
+        let file = raw::open(&self.path, raw::options().write(true))?;
+        if matches!(self.identity, Identity::Wary { .. }) && file.metadata()?.nlink() > 1 {
+            return Err(io::Error::other("it has another name, and root does not write there"));
+        }
+        self.lock.hold()?;
+        raw::write_in_place(&file, content)
     }
 
     fn mention_in_place(&self, reason: &io::Error) {
@@ -166,7 +177,7 @@ fn newest_copy(path: &Path) -> Option<Copy> {
     let mut paths = temporaries(path);
     paths.sort_by_cached_key(|path| fs::metadata(path).and_then(|it| it.modified()).ok());
     paths.into_iter().rev().find_map(|path| {
-        let content = fs::read(&path).ok()?;
+        let content = raw::read(&path).ok()?;
         // Not the empty state that an empty file is elsewhere, but one that nothing has reached.
         if content.trim_ascii().is_empty() {
             return None;
@@ -176,43 +187,48 @@ fn newest_copy(path: &Path) -> Option<Copy> {
     })
 }
 
-/// What is in a state file; `None` when there is none.
-pub(super) fn content(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    match fs::read(path) {
-        Ok(content) => Ok(Some(content)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(format!("failed to read the state file `{}`: {error}", path.display())),
-    }
+/// What is in the state file at `path`, which may be another process's; `None` when there is none.
+pub(super) fn peek(path: &Path) -> Result<Option<Vec<u8>>, String> {
+    as_its_user(path, |path, identity| Ok(content(path, identity)))
+        .unwrap_or_else(|error| Err(unreadable(path, &error)))
+}
+
+/// Whether another process has the state file at `path`.
+pub(super) fn is_taken(path: &Path) -> bool {
+    as_its_user(path, |path, _| Ok(lock::is_taken(path))).unwrap_or(false)
 }
 
 /// Makes and removes a file in the nearest folder that there is.
 pub(super) fn try_folder(path: &Path) -> io::Result<()> {
-    let path = behind_links(path);
-    let folder = path.ancestors().skip(1).find(|folder| folder.exists());
-    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let trial = folder.join(format!(".dashscope-proxy.{}.check", process::id()));
-    let outcome = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&trial);
-    outcome.and_then(|_| fs::remove_file(&trial))
+    as_its_user(path, |path, _| {
+        let folder = path.ancestors().skip(1).find(|folder| folder.exists());
+        let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+        let trial = folder.join(format!(".dashscope-proxy.{}.check", process::id()));
+        let outcome = raw::options().write(true).create_new(true).open(&trial);
+        outcome.and_then(|_| fs::remove_file(&trial))
+    })
 }
 
-/// What the path leads to: a rename would replace a symbolic link by a file. A link to a file
-/// that is not there yet is followed as well.
-fn behind_links(path: &Path) -> PathBuf {
-    let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        match fs::read_link(&path) {
-            Ok(target) => path = folder_of(&path).join(target),
-            Err(_) => break,
-        }
-    }
-    fs::canonicalize(&path).unwrap_or(path)
+/// Touches a state file as who is to touch it, behind its links.
+fn as_its_user<T>(
+    path: &Path,
+    act: impl FnOnce(&Path, Identity) -> io::Result<T>,
+) -> io::Result<T> {
+    let identity = Identity::for_file(path);
+    let _assumed = identity.assume()?;
+    act(&identity.follow(path)?, identity)
 }
 
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
+fn content(path: &Path, identity: Identity) -> Result<Option<Vec<u8>>, String> {
+    match raw::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unreadable(path, &error) + &identity.to_string()),
     }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> String {
+    format!("failed to read the state file `{}`: {error}", path.display())
 }
 
 /// The temporary files beside a state file.
@@ -241,85 +257,24 @@ fn set_aside(path: &Path, now: Timestamp) -> io::Result<PathBuf> {
     let stamp = format!(".bak.{}", now.file_stamp());
     let mut aside = beside(path, &stamp);
     let mut count = 1;
-    while aside.exists() {
+    // Links that lead nowhere count.
+    while fs::symlink_metadata(&aside).is_ok() {
         count += 1;
         aside = beside(path, &format!("{stamp}-{count}"));
     }
     if fs::rename(path, &aside).is_err() {
-        copy_synced(path, &aside).inspect_err(|_| {
+        let identity = Identity::Own { heir: None };
+        raw::write_new(&aside, &raw::read(path)?, identity).inspect_err(|_| {
             let _ = fs::remove_file(&aside);
         })?;
     }
     Ok(aside)
 }
 
-fn copy_synced(from: &Path, to: &Path) -> io::Result<()> {
-    fs::copy(from, to)?;
-    fs::set_permissions(to, fs::Permissions::from_mode(MODE))?;
-    File::open(to)?.sync_all()
-}
-
-fn write_new(path: &Path, content: &[u8], owner: Option<Owner>) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(MODE).custom_flags(O_NOFOLLOW);
-    let mut file = options.open(path)?;
-    owner.into_iter().for_each(|owner| owner.give(&file));
-    file.write_all(content)?;
-    file.sync_all()
-}
-
-/// Somebody else, whose files the files here stay: what root resets while the service is stopped
-/// must still be the service's.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Owner {
-    uid: u32,
-    gid: u32,
-}
-
-impl Owner {
-    /// Whose the file at `path` is, or else its folder; `None` when that is who we are.
-    fn of(path: &Path) -> Option<Self> {
-        let it = fs::metadata(path).or_else(|_| fs::metadata(folder_of(path))).ok()?;
-        let is_other = it.uid() != Uid::effective().as_raw();
-        is_other.then_some(Self { uid: it.uid(), gid: it.gid() })
-    }
-
-    /// Gives a new file to its owner, if we may.
-    pub(super) fn give(self, file: &File) {
-        let _ = fchown(file, Some(self.uid), Some(self.gid));
-    }
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(folder_of(path))?.sync_all()
-}
-
-/// The way for a file that cannot be replaced. After every step it is the old or the new state,
-/// because blanks after JSON change nothing: first it grows, so that a full disk is met while it
-/// still holds the old state; one call then writes the new over all of the old; at last the rest
-/// is cut off. Only what ends that one call in its middle, or a power cut, can tear it.
-fn write_in_place(path: &Path, content: &[u8]) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
-    // Not ours to change where the file is another user's.
-    let _ = file.set_permissions(fs::Permissions::from_mode(MODE));
-    let old = file.metadata()?.len();
-    let new = content.len() as u64;
-    if old < new {
-        file.write_all_at(&blanks(new - old), old).inspect_err(|_| {
-            let _ = file.set_len(old);
-        })?;
-    }
-    file.write_all_at(&[content, &blanks(old.saturating_sub(new))].concat(), 0)?;
-    file.set_len(new)?;
-    file.sync_all()
-}
-
-fn blanks(count: u64) -> Vec<u8> {
-    iter::repeat_n(b' ', usize::try_from(count).unwrap_or(usize::MAX)).collect()
-}
-
-fn is_mount_point(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices)
+/// Whether a file is there to stay: a mounted one, or another user's in a sticky folder.
+fn cannot_be_replaced(error: &io::Error) -> bool {
+    use io::ErrorKind::{CrossesDevices, PermissionDenied, ResourceBusy};
+    matches!(error.kind(), ResourceBusy | CrossesDevices | PermissionDenied)
 }
 
 /// Whether no file can be made in a folder, whatever becomes of the files that are in it.
@@ -332,8 +287,11 @@ pub(super) mod tests {
     use std::sync::atomic::AtomicU64;
     use std::time::{Duration, UNIX_EPOCH};
 
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::policy::state::RuntimeRecord;
+    use crate::store::raw::MODE;
 
     /// A temporary folder that goes with its owner.
     pub(in crate::store) struct Folder(PathBuf);
@@ -368,23 +326,6 @@ pub(super) mod tests {
     impl Drop for Folder {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    /// Only root can give files away; who is not finds its own.
-    #[test]
-    fn what_root_writes_stays_its_owners() {
-        let folder = Folder::new();
-        let path = folder.path().join("s.json");
-        let _ = std::os::unix::fs::chown(folder.path(), Some(61_234), Some(61_235));
-        let owner_of = |path: &Path| fs::metadata(path).map(|it| (it.uid(), it.gid())).unwrap();
-        let place = Place::take(&path, Timestamp(1)).unwrap();
-        for content in ["{}", "{ }"] {
-            place.write(content.as_bytes()).unwrap();
-            for name in ["s.json", "s.json.lock"] {
-                let made = folder.path().join(name);
-                assert_eq!(owner_of(&made), owner_of(folder.path()), "{name}");
-            }
         }
     }
 
@@ -489,7 +430,7 @@ pub(super) mod tests {
             let copy = beside(&path, &format!(".1.{number}.tmp"));
             fs::write(&copy, content).unwrap();
             let written = UNIX_EPOCH + Duration::from_secs(1_700_000_000 + number as u64);
-            File::options().write(true).open(&copy).unwrap().set_modified(written).unwrap();
+            fs::File::options().write(true).open(&copy).unwrap().set_modified(written).unwrap();
         }
         fs::write(&path, "{ torn").unwrap();
         let place = Place::take(&path, Timestamp(1)).unwrap();
@@ -522,18 +463,5 @@ pub(super) mod tests {
         fs::remove_dir(&lock).unwrap();
         place.write(b"{}").unwrap();
         assert!(!stale.exists());
-    }
-
-    #[test]
-    fn writing_in_place_leaves_no_rest_and_makes_the_file_private() {
-        let folder = Folder::new();
-        let path = folder.path().join("s.json");
-        fs::write(&path, "").unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        for content in ["a long content", "short", "a longer content"] {
-            write_in_place(&path, content.as_bytes()).unwrap();
-            assert_eq!(fs::read_to_string(&path).unwrap(), content);
-        }
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
     }
 }

@@ -2,6 +2,7 @@
 
 import os
 
+from faults import Tracer
 from harness import AS_ORDINARY, ORDINARY, command, endure, fill, wait_for
 
 SMALL = "size=256k"
@@ -271,6 +272,35 @@ def case_mounted_misfit_full(case):
     assert sorted(os.listdir(disk)) == ["ballast", "state.json", "state.json.lock"]
 
 
+def case_mounted_twice(case):
+    """a file that is mounted in two folders is one proxy's"""
+    real, place = mounted_file(case)
+    other = case.make("other") / "state.json"
+    other.touch()
+    case.mount("--bind", real, other)
+    proxy = case.start(place)
+    proxy.serve()
+    proxy.lose_slot()
+    for taken in (other, real):
+        assert "another process uses" in case.refuse(taken)
+    proxy.settle()
+    assert proxy.stop() == 0
+    case.start(other).stop()
+
+
+def case_mounted_from_a_folder_in_use(case):
+    """a file that is mounted from the folder of a proxy that runs"""
+    real = case.make("host") / "state.json"
+    proxy = case.start(real)
+    proxy.serve()
+    proxy.lose_slot()
+    place = case.make("data") / "state.json"
+    place.touch()
+    case.mount("--bind", real, place)
+    assert "another process uses" in case.refuse(place)
+    proxy.settle()
+
+
 # --- gone ------------------------------------------------------------------------------------
 
 
@@ -382,6 +412,47 @@ def case_closed_folder(case):
     state.write_text("root's")
     assert "failed to read" in case.refuse(state, command=AS_ORDINARY)
     assert state.read_text() == "root's"
+
+
+def case_sticky_folder(case):
+    """another user's file, which may be written, in a sticky folder"""
+    folder = case.make("data")
+    folder.chmod(0o1777)
+    state = folder / "state.json"
+    state.touch()
+    state.chmod(0o666)
+    proxy = case.start(state, command=AS_ORDINARY)
+    proxy.serve()
+    proxy.lose_slot()
+    proxy.lose_slot()
+    assert proxy.count("in_place=true") == 1, "said once"
+    assert proxy.health()["stateWritable"] is True
+    assert proxy.cooling() == proxy.known and not proxy.leftovers()
+
+
+def without_fsync(case, state):
+    """On a file system that has no such thing as putting it on disk."""
+    proxy = case.start(state)
+    proxy.serve()
+    tracer = Tracer(case, proxy, "-e", "inject=fsync:error=EINVAL")
+    proxy.lose_slot()
+    proxy.lose_slot()
+    assert proxy.health()["stateWritable"] is True
+    assert proxy.count("state written=false") == 0
+    assert proxy.cooling() == proxy.known
+    tracer.detach()
+    proxy.settle()
+
+
+def case_no_fsync(case):
+    """a file system that has no fsync"""
+    without_fsync(case, case.make("data") / "state.json")
+
+
+def case_no_fsync_mounted(case):
+    """a mounted file on a file system that has no fsync"""
+    _, place = mounted_file(case)
+    without_fsync(case, place)
 
 
 # --- elsewhere -------------------------------------------------------------------------------

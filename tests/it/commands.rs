@@ -244,7 +244,18 @@ fn a_file_that_another_process_holds_is_not_changed_behind_its_back() {
     let error = json_of(&elsewhere.run(&["disable", "--all", "--json"]), 74);
     assert_eq!((&error["ok"], &error["error"]["code"]), (&json!(false), &json!("state_file")));
     assert_eq!(proxy.state(), before);
-    assert_eq!(json_of(&elsewhere.run(&["status", "--json"]), 0)["source"]["kind"], "file");
+    let source = &json_of(&elsewhere.run(&["status", "--json"]), 0)["source"];
+    assert_eq!((&source["kind"], &source["inUse"]), (&json!("file"), &json!(true)));
+    let told = text_of(&elsewhere.run(&["status"]));
+    assert!(told.contains("another process uses") && !told.contains("no proxy runs"), "{told}");
+    let told = json_of(&elsewhere.run(&["check", "--json"]), 1);
+    let found = told["checks"].as_array().unwrap().iter().find(|it| it["check"] == "state_lock");
+    assert_eq!(found.unwrap()["outcome"], "failed");
+    // Who looks keeps nobody from it.
+    drop(proxy);
+    let found = |output: &Output| stdout(output).contains("state_lock    nobody has it");
+    assert!(found(&elsewhere.run(&["check"])));
+    assert!(text_of(&elsewhere.run(&["status"])).contains("no proxy runs"));
 }
 
 #[test]

@@ -90,3 +90,44 @@ fn without_the_right_key_the_demo_refuses_like_the_real_thing() {
     demo.signal(Signal::SIGINT);
     assert_eq!(demo.wait_exit(LIMIT).and_then(|status| status.code()), Some(0));
 }
+
+#[test]
+fn the_demo_reaches_its_stand_in_only_on_every_protocol_and_over_nobody() {
+    let outbound = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    outbound.set_nonblocking(true).unwrap();
+    let proxy = format!("http://{}", outbound.local_addr().unwrap());
+    let folder = Folder::new();
+    folder.write(".env", &format!("NATIVE_UPSTREAM_BASE_URL={proxy}/api/v1\nALL_PROXY={proxy}\n"));
+    let mut command = binary();
+    command.env_clear().env("TMPDIR", folder.path()).arg("demo").current_dir(folder.path());
+    for name in ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy"] {
+        command.env(name, &proxy);
+    }
+    for name in ["UPSTREAM_BASE_URL", "OPENAI_UPSTREAM_BASE_URL", "NATIVE_UPSTREAM_BASE_URL"] {
+        command.env(name, &proxy);
+    }
+    let mut demo = Process::start(command);
+    assert!(demo.wait_stdout(LIMIT, |text| text.contains("Ctrl-C")), "{:?}", demo.output());
+    let (printed, _) = demo.output();
+    let address: SocketAddr = word_after(&printed, "http://").parse().unwrap();
+    let bearer = format!("Bearer {}", word_after(&printed, "with the key "));
+    for (path, body) in [
+        (CHAT, r#"{"model":"any","messages":[]}"#),
+        (MESSAGES, r#"{"model":"any","messages":[]}"#),
+        (
+            "/api/v1/services/aigc/text-generation/generation",
+            r#"{"model":"qwen-max","input":{"messages":[{"role":"user","content":"hello"}]}}"#,
+        ),
+    ] {
+        let answer = request(address, "POST", path, &[("authorization", &bearer)], body);
+        assert_eq!(answer.status, 200, "{path}: {answer:?}\n{}", demo.log());
+    }
+    let reached =
+        demo.log().lines().find(|line| line.contains(" upstream openai=")).map(str::to_owned);
+    let reached = reached.unwrap();
+    assert_eq!(reached.matches("=http://127.0.0.1:").count(), 3, "{reached}");
+    assert!(reached.contains("outbound=direct"), "{reached}");
+    assert!(outbound.accept().is_err(), "somebody came");
+    demo.signal(Signal::SIGTERM);
+    assert_eq!(demo.wait_exit(LIMIT).and_then(|status| status.code()), Some(0));
+}

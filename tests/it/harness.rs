@@ -124,7 +124,8 @@ impl<'a> Builder<'a> {
         finish(self.command())
     }
 
-    fn command(&self) -> Command {
+    /// The binary with these settings and arguments.
+    pub(crate) fn command(&self) -> Command {
         let binary = binary();
         let mut command = match self.wrapper.split_first() {
             None => binary,

@@ -25,7 +25,7 @@ class Systemd:
         self.folder = tempfile.TemporaryDirectory()
         self.env_file = os.path.join(self.folder.name, "env")
         with open(example) as text, open(self.env_file, "w") as filled:
-            filled.write(text.read().replace(PLACEHOLDER, KEY))
+            filled.write(text.read().replace(PLACEHOLDER, KEY).replace("replace-me", "filled-in"))
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -84,18 +84,32 @@ fn state_and_clock(config: &Config) -> Vec<Finding> {
 /// serves. And how the pool stands, if one runs.
 fn proxy_and_accounts(config: &Config) -> (Vec<Finding>, Option<Value>) {
     let shown = client::shown_address(config);
+    let is_taken = store::is_taken(&config.state_path);
     match client::ask(config, "GET", "/models/status", b"") {
         Ok(Some(answer)) => {
             let text = format!("it runs at {}", answer.address);
             let mut findings = vec![Finding::new("proxy", Outcome::Fine, text)];
+            if is_taken {
+                findings.insert(0, Finding::new("state_lock", Outcome::Fine, "a proxy has it"));
+            }
             findings.extend(accounts(&answer.body["sameAccount"]));
             (findings, Some(answer.body))
         }
         Ok(None) => {
             let text = format!("none runs at {shown}");
+            let lock = match is_taken {
+                true => Finding::new(
+                    "state_lock",
+                    Outcome::Failed,
+                    format!(
+                        "another process has it, and no proxy answers at {shown} (HOST, PORT): none would start on this state file"
+                    ),
+                ),
+                false => Finding::new("state_lock", Outcome::Fine, "nobody has it"),
+            };
             let unknown = "whether two keys belong to one account shows only while a proxy serves";
             let proxy = Finding::new("proxy", Outcome::Note, text);
-            (vec![proxy, Finding::new("accounts", Outcome::Note, unknown)], None)
+            (vec![lock, proxy, Finding::new("accounts", Outcome::Note, unknown)], None)
         }
         Err(error) => (vec![Finding::new("proxy", Outcome::Failed, error.to_string())], None),
     }

@@ -312,12 +312,6 @@ impl World {
                     expected.1[slot.key.0] = model;
                 }
                 assert_eq!(self.cursors(), expected, "direct={direct} late={is_late}");
-                if !is_late
-                    && let Some(known) = self.known.get_mut(&slot)
-                    && known.until <= now
-                {
-                    known.until = Timestamp(0);
-                }
             }
             Report::BenchSlot { seconds } => {
                 let length = Duration::from_secs(seconds);

@@ -41,6 +41,14 @@ impl SlotState {
         }
     }
 
+    /// Whether a success now is the first since the cooldown ended. A cooldown that is over stays
+    /// as it was written, so it is the time of the last success that tells.
+    pub(super) fn is_revived_by_success(&self, now: Timestamp) -> bool {
+        let end = self.cooldown_until;
+        let is_over = end != Timestamp(0) && end <= now;
+        is_over && self.last_used_at.is_none_or(|last| last < end)
+    }
+
     fn write(&self, record: &mut SlotRecord) {
         record.cooldown_until = self.cooldown_until;
         record.failure_count = self.failure_count;
@@ -55,7 +63,7 @@ impl Cursor {
         let Some(record) = file.runtime_state.get(name) else {
             return Self { at: 0, updated_at: now };
         };
-        let at = record.value.trim().parse::<usize>().unwrap_or(0) % length.max(1);
+        let at = state::cursor_of(&record.value) % length.max(1);
         Self { at, updated_at: record.updated_at }
     }
 

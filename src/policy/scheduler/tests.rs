@@ -244,10 +244,87 @@ fn current_marks_where_the_next_request_starts() {
     let marked: Vec<Slot> = scheduler
         .view(moment(START))
         .iter()
-        .filter(|view| view.current_key && view.current_model)
+        .filter(|view| view.current_model)
         .map(|view| view.slot.clone())
         .collect();
     assert_eq!(marked, [take(&mut scheduler, START).slot]);
+}
+
+#[test]
+fn current_marks_one_slot_also_where_none_is_available_and_cursors_are_shown_apart() {
+    let mut scheduler = with_cursors(2, 2, &[("key_cursor", "1"), ("model_cursor:k1", "1")]);
+    let marked = |scheduler: &Scheduler, is_marked: fn(&SlotView<'_>) -> bool| -> Vec<Slot> {
+        let views = scheduler.view(moment(START));
+        views.iter().filter(|view| is_marked(view)).map(|view| view.slot.clone()).collect()
+    };
+    assert_eq!(marked(&scheduler, |view| view.current_model), [slot(2, 1)]);
+    assert_eq!(marked(&scheduler, |view| view.current_key), [slot(2, 1), slot(2, 2)]);
+    assert_eq!(marked(&scheduler, |view| view.model_cursor), [slot(1, 2), slot(2, 1)]);
+    (0..4).for_each(|_| drop(exhaust_next(&mut scheduler, START)));
+    assert_eq!(marked(&scheduler, |view| view.current_model).len(), 1);
+    assert_eq!(marked(&scheduler, |view| view.current_key).len(), 2);
+}
+
+#[test]
+fn a_success_changes_two_times_and_the_error_and_nothing_else() {
+    let mut scheduler = scheduler(1, 1);
+    exhaust_next(&mut scheduler, START);
+    let later = START.plus(MONTH * 2);
+    let pick = take(&mut scheduler, later);
+    assert!(scheduler.report_success(&pick, BASE, later).revived);
+    let mut after_restart = scheduler_from(1, 1, scheduler.snapshot().to_file());
+    for scheduler in [&mut scheduler, &mut after_restart] {
+        let file = scheduler.snapshot().to_file();
+        let record = &file.model_state["k1:m1"];
+        assert_eq!((record.cooldown_until, record.failure_count), (START.plus(MONTH), 1));
+        assert_eq!((record.last_used_at, record.updated_at), (Some(later), later));
+        assert_eq!(scheduler.view(moment(later))[0].cooldown_until, None, "it is over");
+        let pick = take(scheduler, later);
+        assert!(!scheduler.report_success(&pick, BASE, later).revived, "it is said once");
+    }
+}
+
+#[test]
+fn what_was_disabled_for_a_while_leaves_the_cursors_where_they_were() {
+    let one = |key: usize, model: usize| {
+        let slot = slot(key, model);
+        Scope { key: Some(slot.key), model: Some(slot.model) }
+    };
+    let whole_key = || Scope { key: Some(KeyIndex(0)), model: None };
+    for (scopes, expected) in [
+        (vec![one(1, 1)], slot(1, 2)),
+        (vec![whole_key()], slot(2, 1)),
+        (vec![one(1, 1), one(1, 2)], slot(1, 3)),
+    ] {
+        let mut scheduler = scheduler(2, 3);
+        scopes.iter().for_each(|scope| drop(scheduler.disable(scope.clone(), START)));
+        let pick = take(&mut scheduler, START);
+        assert_eq!(pick.slot, expected);
+        scheduler.report_success(&pick, BASE, START);
+        // Not even a slot that runs out meanwhile moves them.
+        scheduler.report_exhausted(&pick, "used up", START);
+        let next = take(&mut scheduler, START);
+        scheduler.report_success(&next, BASE, START);
+        assert_eq!(cursors(&scheduler).0, 0, "{scopes:?}");
+        assert_eq!(cursors(&scheduler).1[0], 0, "{scopes:?}");
+        scheduler.enable(&Scope::default(), START);
+        assert_eq!(take(&mut scheduler, START).slot, slot(1, 1), "{scopes:?}");
+    }
+}
+
+#[test]
+fn a_record_is_found_by_its_content_whatever_its_name() {
+    let mut file = StateFile::default();
+    let mut record = SlotRecord::new("k1", "m1", START);
+    record.cooldown_until = START.plus(MONTH);
+    file.model_state.insert("k1-m1".to_owned(), record);
+    let mut scheduler = scheduler_from(1, 2, file);
+    assert_eq!(take(&mut scheduler, START).slot, slot(1, 2));
+    scheduler.reset(&Scope::default(), false, START);
+    let written = scheduler.snapshot().to_file();
+    assert_eq!(written.model_state.keys().collect::<Vec<_>>(), ["k1:m1", "k1:m2"]);
+    let mut scheduler = scheduler_from(1, 2, written);
+    assert_eq!(take(&mut scheduler, START).slot, slot(1, 1), "the reset is not undone");
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub(crate) struct SlotView<'a> {
     pub slot: Slot,
     /// How it stands.
     pub standing: Standing,
-    /// When its cooldown ends; `None` = it does not cool.
+    /// When its cooldown ends; `None` = it does not cool, or does not any more.
     pub cooldown_until: Option<Timestamp>,
     /// How many exhaustion answers it has had, ever.
     pub failure_count: u64,
@@ -47,8 +47,10 @@ pub(crate) struct SlotView<'a> {
     pub guarding: Guarding,
     /// Whether the next request starts with this key.
     pub current_key: bool,
-    /// Whether a request on this key starts with this model.
+    /// Whether the next request starts with this slot.
     pub current_model: bool,
+    /// Whether its key's cursor stands on this model.
+    pub model_cursor: bool,
 }
 
 impl SlotView<'_> {
@@ -64,20 +66,16 @@ impl Scheduler {
     #[must_use]
     pub(crate) fn view(&self, moment: Moment) -> Vec<SlotView<'_>> {
         let now = moment.calendar;
-        let current_key = self.current_key(now);
-        let starts: Vec<usize> = self
-            .pool
-            .keys()
-            .map(|key| self.next_model(key, now).unwrap_or(self.model_cursors[key.0].at))
-            .collect();
+        let current = self.current_slot(now);
         self.pool
             .slots()
             .filter_map(|slot| {
                 let record = self.slots.get(&slot)?;
                 let end = record.cooldown_until;
+                let place = self.pool.place_of(&slot.model);
                 Some(SlotView {
                     standing: self.standing(&slot, moment),
-                    cooldown_until: Some(end).filter(|end| *end != Timestamp(0)),
+                    cooldown_until: Some(end).filter(|end| *end > now),
                     failure_count: record.failure_count,
                     last_error: record.last_error.as_deref(),
                     last_used_at: record.last_used_at,
@@ -86,8 +84,9 @@ impl Scheduler {
                     tally: self.tally(&slot),
                     quota: self.guard.quotas.of(&slot.model),
                     guarding: self.guarding(&slot),
-                    current_key: slot.key == current_key,
-                    current_model: self.pool.place_of(&slot.model) == Some(starts[slot.key.0]),
+                    current_key: current.as_ref().is_some_and(|current| current.key == slot.key),
+                    current_model: current.as_ref() == Some(&slot),
+                    model_cursor: place == Some(self.model_cursors[slot.key.0].at),
                     slot,
                 })
             })
