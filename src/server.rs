@@ -10,6 +10,8 @@
 //! - `intake`: what is decided about each request
 //! - `errands`: what is then done for it, by those who may wait for its client
 //! - `connections`: one request of a connection at a time, and what each is doing
+//! - `turn`: what the request in work may do to its connection
+//! - `closing`: the end of a connection, and of the requests that nobody answers
 //! - `head`: what a request's head says, and whether it can be believed
 //! - `bodies`: receiving them, and the memory that they may take
 //! - `queue`: the jobs that wait for a worker
@@ -24,6 +26,7 @@
 
 mod answer;
 mod bodies;
+mod closing;
 mod connections;
 mod crew;
 mod errands;
@@ -37,6 +40,7 @@ mod poker;
 mod queue;
 mod reaper;
 mod refusals;
+mod turn;
 mod workers;
 
 use std::io::{self, Read, Write};

@@ -11,7 +11,7 @@ use tiny_http::Request;
 use super::connections::Activity;
 use super::head::BodyLength;
 use super::head::Head as RequestHead;
-use super::intake::Turn;
+use super::turn::Turn;
 use crate::clock;
 use crate::relay::{Client, Head, LARGEST_UPLOAD};
 use crate::upstream::ClientWatch;

@@ -14,7 +14,7 @@ use tiny_http::Request;
 
 use super::Once;
 use super::bodies::{Budget, Received};
-use super::connections::{Activity, Arrival, Connections, Rest};
+use super::connections::{Activity, Arrival, Connections};
 use super::crew::Crew;
 use super::fd::{Connection, Descriptors, Kept};
 use super::gate::Gate;
@@ -22,7 +22,8 @@ use super::head::{self, Head, LARGEST_COMMAND};
 use super::lost::LostThreads;
 use super::poker::Poker;
 use super::queue::Queue;
-use super::refusals::{self, Disposal, Lingerer, Numbers};
+use super::refusals::{self, Lingerer, Numbers};
+use super::turn::Turn;
 use super::workers::{Admission, Job};
 use crate::admin::Admin;
 use crate::clock;
@@ -33,7 +34,6 @@ use crate::panics::{Alarm, fault_point};
 use crate::policy::route::{self, Endpoint, Local, Route, Steer};
 use crate::proxy::Proxy;
 use crate::relay::LARGEST_UPLOAD;
-use crate::upstream::ClientWatch;
 
 /// Threads that write our own pages.
 const RESPONDERS: usize = 16;
@@ -56,7 +56,7 @@ pub(super) struct Front {
     pub(super) lingerer: Lingerer,
     pub(super) lost: LostThreads,
     /// The descriptors of connections with a request that cannot be dropped.
-    undroppable: Mutex<HashMap<SocketAddr, Numbers>>,
+    pub(super) undroppable: Mutex<HashMap<SocketAddr, Numbers>>,
     pub(super) queue: Queue<Job>,
     admission: Arc<Admission>,
     pub(super) budget: Arc<Budget>,
@@ -86,62 +86,6 @@ enum Errand {
     Steer(Steer),
     Preflight,
     Serve(Endpoint),
-}
-
-/// A connection's turn. Given back, the connection's next request is handed out.
-pub(super) struct Turn {
-    front: Arc<Front>,
-    peer: SocketAddr,
-    /// The connection, once its output has ended: the library may close it with its last writer.
-    ended: Option<Kept>,
-}
-
-impl Turn {
-    /// Whether this is the connection's last turn: the process stops, or too much came behind it.
-    pub(super) fn is_last(&self) -> bool {
-        self.front.is_draining() || self.front.connections.is_condemned(self.peer)
-    }
-
-    pub(super) fn turn_to(&self, activity: Activity) {
-        self.front.connections.turn_to(self.peer, activity, clock::instant());
-    }
-
-    /// This is the connection's last turn: nothing that it still sends is answered.
-    pub(super) fn condemn(&self) {
-        self.front.connections.condemn(self.peer);
-    }
-
-    /// Tells the client that nothing more will come.
-    pub(super) fn end_output(&mut self) {
-        self.ended = self.connection();
-        self.ended.iter().for_each(|connection| connection.end_output());
-    }
-
-    /// The connection, unless it is gone.
-    pub(super) fn connection(&self) -> Option<Kept> {
-        self.front.connection(self.peer)
-    }
-
-    pub(super) fn client_has_left(&self) -> bool {
-        self.front.client_has_left(self.peer)
-    }
-
-    /// Something that can be asked at any time whether the client has left.
-    pub(super) fn watch(&self) -> ClientWatch {
-        let (front, peer) = (Arc::clone(&self.front), self.peer);
-        Box::new(move || front.client_has_left(peer))
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        match self.front.connections.finish(self.peer, clock::instant()) {
-            Rest::Nothing => {}
-            Rest::Next(request) => self.front.dispatch(self.peer, request, true),
-            Rest::Close => self.front.close(self.peer, self.ended.take()),
-            Rest::Shut => self.front.drop_line(self.peer),
-        }
-    }
 }
 
 impl Front {
@@ -219,7 +163,7 @@ impl Front {
         self.descriptors.keep(peer, self.connections.descriptor(peer))
     }
 
-    fn client_has_left(&self, peer: SocketAddr) -> bool {
+    pub(super) fn client_has_left(&self, peer: SocketAddr) -> bool {
         self.descriptors.has_left(peer, self.connections.descriptor(peer))
     }
 
@@ -264,56 +208,11 @@ impl Front {
         }
     }
 
-    /// Ends a connection that has had its last answer: our side at once, the whole of it when the
-    /// client has read that answer or has had the time to. Until then what it sends is thrown
-    /// away, because it would make the system reset the connection under the answer; and only then
-    /// are its further requests dropped, because a drop reads their bodies.
-    fn close(self: &Arc<Self>, peer: SocketAddr, ended: Option<Kept>) {
-        match ended.or_else(|| self.connection(peer)) {
-            None => self.drop_line(peer),
-            Some(connection) => {
-                connection.end_output();
-                let front = Arc::clone(self);
-                self.lingerer.linger(connection, move || front.drop_line(peer));
-            }
-        }
-    }
-
-    /// A connection is shut: what waits behind its last answer can be dropped.
-    fn drop_line(self: &Arc<Self>, peer: SocketAddr) {
-        let line = self.connections.take_line(peer, clock::instant());
-        line.into_iter().for_each(|request| self.bury(request));
-    }
-
-    /// Drops a request of a connection that is shut. In one thread and in order, because a drop
-    /// waits for the answers before it.
-    pub(super) fn bury(self: &Arc<Self>, request: Request) {
-        let front = Arc::clone(self);
-        self.undertakers.give(move || front.dispose(request));
-    }
-
-    /// Gets rid of a request whose connection is shut, on the thread that may wait for that.
-    pub(super) fn dispose(self: &Arc<Self>, request: Request) {
-        let peer = request.remote_addr().copied();
-        let numbers = peer.and_then(|peer| self.undroppable.lock().remove(&peer));
-        if refusals::dispose(request) == Disposal::Forgotten {
-            debug!(
-                "forgotten client={}",
-                peer.map_or_else(|| "-".into(), |it| it.ip().to_string())
-            );
-            self.lost.add();
-            let descriptors = Arc::clone(&self.descriptors);
-            self.lingerer.bury(move || {
-                descriptors.close(&numbers.unwrap_or_default());
-            });
-        }
-    }
-
     /// Hands a request whose turn it is to whoever may wait for its client. `waited`: it came while
     /// another one of its connection was in work.
-    fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request, waited: bool) {
+    pub(super) fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request, waited: bool) {
         let arrived = clock::instant();
-        let turn = Turn { front: Arc::clone(self), peer, ended: None };
+        let turn = Turn::new(self, peer);
         let head = Head::of(&request, peer);
         fault_point("intake", head.query.as_deref());
         let pending =
@@ -410,11 +309,5 @@ impl Pending {
 impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Front").field("gate", &self.gate).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("peer", &self.peer).finish_non_exhaustive()
     }
 }
