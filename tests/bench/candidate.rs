@@ -46,6 +46,8 @@ pub(crate) struct Conditions {
     /// How many workers they get, where they have such a setting.
     pub(crate) workers: Option<usize>,
     pub(crate) places: Places,
+    /// Whether a build of this proxy does without what its unit tells the C library.
+    pub(crate) is_bare: bool,
 }
 
 /// One that runs.

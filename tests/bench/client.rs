@@ -3,15 +3,17 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dashscope_proxy::clock;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
 
 use crate::decode::{Decoder, excerpt};
 use crate::target::{Kind, Target};
-use crate::upstream;
-use crate::{Failure, LIMIT};
+use crate::{Failure, LIMIT, events, upstream};
 
 /// A connection to a target. One request at a time: nothing is pipelined.
 #[derive(Debug)]
@@ -55,6 +57,15 @@ impl Connection {
             .map_err(|cause| format!("failed to send a request to `{}`: {cause}", self.target))
     }
 
+    /// Sends as much of `rest` as there is room for, without waiting, and tells how much.
+    fn push(&self, rest: &[u8]) -> Result<usize, Failure> {
+        match send(self.stream.as_raw_fd(), rest, MsgFlags::MSG_DONTWAIT) {
+            Ok(count) => Ok(count),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
+            Err(cause) => Err(format!("failed to send a request to `{}`: {cause}", self.target)),
+        }
+    }
+
     /// Reads once, which waits unless the socket is known to be readable, and gives what came of
     /// the body. Tells whether the answer is complete.
     pub(crate) fn read(&mut self, on_body: impl FnMut(&[u8])) -> Result<bool, Failure> {
@@ -82,11 +93,15 @@ impl Connection {
     }
 }
 
-/// A connection that sends the same request again and again, and knows the answer.
+/// A connection that sends the same requests in turn, and knows the answer.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) connection: Connection,
-    request: Arc<[u8]>,
+    requests: Arc<[Vec<u8>]>,
+    /// The request that is next, or being sent.
+    at: usize,
+    /// How much of it has been sent, while it is.
+    pushed: Option<usize>,
     sent_at: Instant,
     expected: Arc<[u8]>,
     /// How much of the expected body has come.
@@ -95,21 +110,61 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(crate) fn open(target: &Target, kind: Kind) -> Result<Self, Failure> {
-        let mut connection = Connection::open(target)?;
-        if let Kind::Answer(size) | Kind::Body(size) = kind
-            && size > connection.buffer.len()
-        {
-            connection.buffer = vec![0; 256 * 1024];
-        }
-        let request = target.request(kind).into();
-        let expected = upstream::answer_to(kind);
-        Ok(Self { connection, request, sent_at: clock::instant(), expected, seen: 0 })
+        let caller = Self {
+            connection: Connection::open(target)?,
+            requests: Arc::default(),
+            at: 0,
+            pushed: None,
+            sent_at: clock::instant(),
+            expected: Arc::default(),
+            seen: 0,
+        };
+        Ok(caller.turned_to(kind, &target.requests(kind), 0))
     }
 
+    /// From now on with these requests, the first of which is number `at`. They are shared:
+    /// those of many connections would be memory that no cache holds.
+    pub(crate) fn turned_to(mut self, kind: Kind, requests: &Arc<[Vec<u8>]>, at: usize) -> Self {
+        if let Kind::Answer(size) = kind
+            && size > self.connection.buffer.len()
+        {
+            self.connection.buffer = vec![0; 256 * 1024];
+        }
+        self.at = at % requests.len();
+        self.requests = Arc::clone(requests);
+        self.expected = upstream::answer_to(kind);
+        self
+    }
+
+    /// Which of its requests is next.
+    pub(crate) fn next(&self) -> usize {
+        self.at
+    }
+
+    /// Sends the next request, or what there is room for: `push` goes on with it.
     pub(crate) fn send(&mut self) -> Result<(), Failure> {
         self.seen = 0;
         self.sent_at = clock::instant();
-        self.connection.send(&self.request)
+        self.connection.decoder = Decoder::new();
+        self.pushed = Some(0);
+        self.push()
+    }
+
+    /// Whether a part of the request is still here.
+    pub(crate) fn is_sending(&self) -> bool {
+        self.pushed.is_some()
+    }
+
+    /// Sends more of the request, without waiting for room.
+    pub(crate) fn push(&mut self) -> Result<(), Failure> {
+        let Some(pushed) = self.pushed else { return Ok(()) };
+        let request = &self.requests[self.at];
+        let pushed = pushed + self.connection.push(&request[pushed..])?;
+        self.pushed = (pushed < request.len()).then_some(pushed);
+        if self.pushed.is_none() {
+            self.at = (self.at + 1) % self.requests.len();
+        }
+        Ok(())
     }
 
     /// Reads once; when the answer is complete it tells how long it took.
@@ -128,7 +183,10 @@ impl Caller {
 
     /// One request and its checked answer, and how long it took.
     pub(crate) fn exchange(&mut self) -> Result<Duration, Failure> {
-        self.send()?;
+        self.seen = 0;
+        self.sent_at = clock::instant();
+        self.connection.send(&self.requests[self.at])?;
+        self.at = (self.at + 1) % self.requests.len();
         loop {
             if let Some(took) = self.read()? {
                 return Ok(took);
@@ -154,6 +212,8 @@ pub(crate) struct Listener {
 pub(crate) struct StreamTimes {
     /// From the request to the first byte of the body.
     pub(crate) first_byte: Duration,
+    /// When that was.
+    pub(crate) first_byte_at: Instant,
     /// From the moment upstream stamped an event until its last byte is here. Without the first
     /// event: of many streams that start together all come at once, which is the first byte's
     /// business.
@@ -161,11 +221,11 @@ pub(crate) struct StreamTimes {
 }
 
 impl Listener {
-    /// Uses a connection that has already served a request.
-    pub(crate) fn new(caller: Caller, target: &Target, events: u64, pause: Duration) -> Self {
+    /// Sends `request`, for a stream of so many events.
+    pub(crate) fn new(connection: Connection, request: Arc<[u8]>, events: u64) -> Self {
         Self {
-            connection: caller.connection,
-            request: target.request(Kind::Stream { events, pause }).into(),
+            connection,
+            request,
             events,
             sent_at: clock::instant(),
             text: Vec::new(),
@@ -198,7 +258,11 @@ impl Listener {
     /// The times of a complete stream; every event has to be there, whole and in order.
     pub(crate) fn times(&self) -> Result<StreamTimes, Failure> {
         self.delays()
-            .map(|events| StreamTimes { first_byte: self.reads[0].1 - self.sent_at, events })
+            .map(|events| StreamTimes {
+                first_byte: self.reads[0].1.saturating_duration_since(self.sent_at),
+                first_byte_at: self.reads[0].1,
+                events,
+            })
             .ok_or_else(|| self.connection.wrong(&format!("the stream is {}", excerpt(&self.text))))
     }
 
@@ -214,7 +278,7 @@ impl Listener {
         for number in 0..self.events {
             let event = events.next()?.strip_suffix("\n\n")?;
             let sent = event.strip_prefix(r#"data: {"at":"#)?.split_once(',')?.0.parse().ok()?;
-            if event != upstream::event(number, sent) {
+            if event != events::event(number, sent) {
                 return None;
             }
             length += event.len() + 2;
@@ -222,11 +286,10 @@ impl Listener {
                 read = reads.next()?;
             }
             if number > 0 {
-                let delay = upstream::stamp(read.1).saturating_sub(sent);
+                let delay = events::stamp(read.1).saturating_sub(sent);
                 delays.push(Duration::from_nanos(delay));
             }
         }
-        let is_over = events.next()?.strip_suffix("\n\n")? == upstream::DONE;
-        (is_over && events.next().is_none()).then_some(delays)
+        (text[length..] == *events::END).then_some(delays)
     }
 }

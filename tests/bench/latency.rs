@@ -64,10 +64,12 @@ fn compare(
     eprintln!("measuring: {shown} …");
     let mut all = Vec::new();
     for candidate in candidates {
-        all.push((candidate, open(&candidate.target, count)?));
+        all.push((candidate, open(&candidate.target, count, Kind::Small)?));
     }
     let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
-        turn(candidate, callers, run.plan.latency_time)
+        let Busy { times, cpu, per_second } = busy(candidate, callers, run.plan.latency_time)?;
+        let [p50, p99] = p50_p99(times);
+        Ok(vec![p50, p99, cpu, per_second])
     })?;
     let figures = [
         (format!("latency p50, {shown}"), Unit::Microseconds),
@@ -80,35 +82,45 @@ fn compare(
     Ok(())
 }
 
-/// Opens the connections one after another, each with a finished request on it before the next:
-/// how a candidate takes a burst of new ones is not measured here.
-pub(crate) fn open(target: &Target, count: usize) -> Result<Vec<Caller>, Failure> {
-    let open = |_| {
+/// Opens the connections one after another, each with a finished small request on it before the
+/// next: how a candidate takes a burst of new ones is not measured here.
+pub(crate) fn open(target: &Target, count: usize, kind: Kind) -> Result<Vec<Caller>, Failure> {
+    let requests = target.requests(kind);
+    let open = |at| {
         let mut caller = Caller::open(target, Kind::Small)?;
         caller.exchange()?;
-        Ok(caller)
+        Ok(caller.turned_to(kind, &requests, at))
     };
     (0..count).map(open).collect()
 }
 
-/// Keeps the callers busy for `time`: p50 and p99 in microseconds, the microseconds of processor
-/// time that the candidate needed for a request, and requests per second.
-fn turn(
+/// What busy connections found.
+#[derive(Debug)]
+pub(crate) struct Busy {
+    /// Of each request, in microseconds; of a single connection in the order of its requests.
+    pub(crate) times: Vec<f64>,
+    /// The microseconds of processor time that the candidate needed for a request.
+    pub(crate) cpu: f64,
+    /// Requests per second.
+    pub(crate) per_second: f64,
+}
+
+/// Keeps the callers busy for `time`.
+pub(crate) fn busy(
     candidate: &Candidate,
     callers: &mut [Caller],
     time: Duration,
-) -> Result<Vec<f64>, Failure> {
+) -> Result<Busy, Failure> {
     let cpu_before = candidate.cpu_micros();
     let start = clock::instant();
-    let found = match callers {
+    let times = match callers {
         [one] => alone(one, time)?,
         many => together(many, time)?,
     };
-    let requests = found.len() as f64;
+    let requests = times.len() as f64;
     let per_second = requests / start.elapsed().as_secs_f64();
     let cpu = (candidate.cpu_micros() - cpu_before) / requests;
-    let [p50, p99] = p50_p99(found);
-    Ok(vec![p50, p99, cpu, per_second])
+    Ok(Busy { times, cpu, per_second })
 }
 
 /// One request after another, without a poll before each read.

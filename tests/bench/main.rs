@@ -6,14 +6,19 @@
 //! sent.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command that prints its findings")]
 
+mod answers;
+mod bare;
 mod bodies;
+mod burst;
 mod candidate;
 mod client;
 mod cores;
 mod crowd;
 mod decode;
+mod events;
 mod goals;
 mod haproxy;
+mod inbox;
 mod latency;
 mod machine;
 mod nginx;
@@ -23,6 +28,8 @@ mod ours;
 mod pacer;
 mod plan;
 mod process;
+mod prompt;
+mod prompts;
 mod readme;
 mod report;
 mod rotation;
@@ -62,10 +69,14 @@ struct Run {
 
 type Measure = fn(&Run, &mut Report) -> Result<(), Failure>;
 
-const MEASUREMENTS: [(Measurement, Measure); 6] = [
+const MEASUREMENTS: [(Measurement, Measure); 10] = [
     (Measurement::Start, start::measure),
     (Measurement::Latency, latency::measure),
+    (Measurement::Prompts, prompts::measure),
+    (Measurement::Answers, answers::measure),
     (Measurement::Streams, streams::measure),
+    (Measurement::Burst, burst::measure),
+    (Measurement::Bare, bare::measure),
     (Measurement::Bodies, bodies::measure),
     (Measurement::Rotation, rotation::measure),
     (Measurement::Writes, writes::measure),

@@ -11,12 +11,17 @@ pub(crate) const USAGE: &str = "\
 cargo bench [-- OPTIONS]
 
 Measures upstream alone (`direct`), this proxy (`ours`) and, where they are installed, nginx and
-HAProxy as plain reverse proxies, in turns. About four minutes; --quick: one.
+HAProxy as plain reverse proxies, in turns. About seven minutes; --quick: one and a half.
 
   --quick               fewer and shorter rounds
-  --only NAME[,NAME]    these measurements: start, latency (and throughput), streams (and their
-                        memory), bodies, rotation, writes
+  --only NAME[,NAME]    these measurements: start, latency (and throughput, of the smallest
+                        requests), prompts (of real sizes and text), answers (of 300 events),
+                        streams (paced, and their memory), burst (64 streams over new connections
+                        at once), bare (500 streams without the unit's setting), bodies, rotation,
+                        writes
   --counts N[,N]        these numbers of connections or streams only
+  --sizes SIZE[,SIZE]   of prompts and bodies these sizes only: 2KB, 32KB, 560KB, 3.5MB; 1KB,
+                        100KB, 10MB
   --targets NAME[,NAME] these besides `direct`
   --binary PATH         another build of this proxy beside ours, as `other`
   --rounds N            that many rounds
@@ -39,6 +44,7 @@ pub(crate) struct Options {
     /// `None`: all of them.
     pub(crate) only: Option<Vec<Measurement>>,
     pub(crate) counts: Option<Vec<usize>>,
+    pub(crate) sizes: Option<Vec<String>>,
     pub(crate) targets: Option<Vec<String>>,
     pub(crate) rounds: Option<usize>,
     pub(crate) binary: Option<PathBuf>,
@@ -52,7 +58,11 @@ pub(crate) struct Options {
 pub(crate) enum Measurement {
     Start,
     Latency,
+    Prompts,
+    Answers,
     Streams,
+    Burst,
+    Bare,
     Bodies,
     Rotation,
     Writes,
@@ -65,7 +75,11 @@ impl FromStr for Measurement {
         match name {
             "start" => Ok(Self::Start),
             "latency" => Ok(Self::Latency),
+            "prompts" => Ok(Self::Prompts),
+            "answers" => Ok(Self::Answers),
             "streams" => Ok(Self::Streams),
+            "burst" => Ok(Self::Burst),
+            "bare" => Ok(Self::Bare),
             "bodies" => Ok(Self::Bodies),
             "rotation" => Ok(Self::Rotation),
             "writes" => Ok(Self::Writes),
@@ -90,6 +104,7 @@ impl Options {
                 }
                 Arg::Long("only") => options.only = Some(list(&mut parser)?),
                 Arg::Long("counts") => options.counts = Some(list(&mut parser)?),
+                Arg::Long("sizes") => options.sizes = Some(list(&mut parser)?),
                 Arg::Long("targets") => options.targets = Some(list(&mut parser)?),
                 Arg::Long("rounds") => {
                     options.rounds =
@@ -118,16 +133,25 @@ impl Options {
                 other => return Err(wrong(other.unexpected())),
             }
         }
-        let is_part =
-            options.only.is_some() || options.counts.is_some() || options.targets.is_some();
+        let is_part = options.only.is_some()
+            || options.counts.is_some()
+            || options.sizes.is_some()
+            || options.targets.is_some();
         if options.write_readme && (is_part || options.quick) {
-            return Err("--write-readme takes the place of the whole table: without --quick, --only, --counts or --targets".to_owned());
+            return Err("--write-readme takes the place of the whole table: without --quick, --only, --counts, --sizes or --targets".to_owned());
         }
         Ok(Some(options))
     }
 
     pub(crate) fn wants(&self, measurement: Measurement) -> bool {
         self.only.as_ref().is_none_or(|only| only.contains(&measurement))
+    }
+
+    /// Whether a body of this size, `560 KB`, is wanted.
+    pub(crate) fn wants_size(&self, shown: &str) -> bool {
+        let shown = shown.replace(' ', "");
+        let is_it = |size: &String| size.eq_ignore_ascii_case(&shown);
+        self.sizes.as_ref().is_none_or(|sizes| sizes.iter().any(is_it))
     }
 
     /// Those of `counts` that are wanted.

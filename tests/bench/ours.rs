@@ -26,8 +26,11 @@ pub(crate) fn start(
     let folder = Folder::new()?;
     let mut command = Command::new(binary);
     command.env_clear().envs(settings(upstream, &folder, conditions.workers)).env("PORT", "0");
-    let named = format!("Environment={TUNABLES}=");
-    command.envs(UNIT.lines().filter_map(|line| Some((TUNABLES, line.strip_prefix(&named)?))));
+    if !conditions.is_bare {
+        let named = format!("Environment={TUNABLES}=");
+        let lines = UNIT.lines();
+        command.envs(lines.filter_map(|line| Some((TUNABLES, line.strip_prefix(&named)?))));
+    }
     Process::start(command, folder, conditions.places, listening_address)
 }
 

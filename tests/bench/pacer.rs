@@ -14,10 +14,7 @@ use std::time::{Duration, Instant};
 
 use dashscope_proxy::clock;
 
-use crate::upstream::{DONE, event, stamp};
-
-const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\
-                    cache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n";
+use crate::events::{HEAD, chunk, end, stamp};
 
 /// Where new streams go.
 #[derive(Debug)]
@@ -45,12 +42,10 @@ impl Paced {
     /// Writes the next event, or the end; tells whether there is more.
     fn write_next(&mut self) -> io::Result<bool> {
         if self.number == self.events {
-            let end = format!("{:x}\r\n{DONE}\n\n\r\n0\r\n\r\n", DONE.len() + 2);
-            return (&*self.socket).write_all(end.as_bytes()).map(|()| false);
+            return (&*self.socket).write_all(end().as_bytes()).map(|()| false);
         }
-        let event = event(self.number, stamp(clock::instant()));
+        let chunk = chunk(self.number, stamp(clock::instant()));
         self.number += 1;
-        let chunk = format!("{:x}\r\n{event}\n\n\r\n", event.len() + 2);
         (&*self.socket).write_all(chunk.as_bytes()).map(|()| true)
     }
 }

@@ -12,6 +12,12 @@ pub(crate) struct Plan {
     /// The events of a stream are divided by this.
     pub(crate) fewer_events: u64,
     pub(crate) body_time: Duration,
+    pub(crate) prompt_time: Duration,
+    pub(crate) answer_time: Duration,
+    /// How often in a turn many connect at once.
+    pub(crate) bursts: usize,
+    /// How often 500 streams come to a build that was started bare.
+    pub(crate) crowds: usize,
     /// Rotations, and as many requests without one, in a round.
     pub(crate) rotations: usize,
     /// Requests over which state writes are counted.
@@ -19,21 +25,29 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// About four minutes.
+    /// About seven minutes.
     const FULL: Self = Self {
         rounds: 7,
         latency_time: Duration::from_millis(700),
         fewer_events: 1,
         body_time: Duration::from_millis(300),
+        prompt_time: Duration::from_millis(250),
+        answer_time: Duration::from_millis(300),
+        bursts: 8,
+        crowds: 24,
         rotations: 40,
         counted_requests: 4096,
     };
-    /// Under a minute.
+    /// About a minute and a half.
     const QUICK: Self = Self {
         rounds: 3,
         latency_time: Duration::from_millis(150),
         fewer_events: 2,
         body_time: Duration::from_millis(50),
+        prompt_time: Duration::from_millis(60),
+        answer_time: Duration::from_millis(80),
+        bursts: 3,
+        crowds: 6,
         rotations: 15,
         counted_requests: 1024,
     };

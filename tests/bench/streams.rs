@@ -1,22 +1,23 @@
 //! Event streams that start together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::candidate::{Conditions, with_all};
-use crate::client::Listener;
+use crate::candidate::{Candidate, Conditions, with_all};
+use crate::client::{Caller, Listener};
 use crate::crowd::{Further, watch};
 use crate::report::{Report, Unit, plural};
 use crate::rounds::interleaved;
 use crate::stats::{micros, p50_p99};
-use crate::target::Target;
+use crate::target::{Kind, ModelPlace, Target};
 use crate::{Failure, Run, latency};
 
 /// So many streams at a time, and how they are paced: the more there are the slower each is, so
 /// that a candidate is asked for some thousand events in a second at most and not for more than
 /// the machine can do.
 #[derive(Clone, Copy, Debug)]
-struct Load {
-    streams: usize,
+pub(crate) struct Load {
+    pub(crate) streams: usize,
     /// How often in a turn.
     times: usize,
     events: u64,
@@ -29,8 +30,12 @@ const LOADS: [Load; 3] = [
     Load { streams: 500, times: 1, events: 10, pause: Duration::from_millis(100) },
 ];
 
+/// The most, only until they are all there.
+pub(crate) const MOST: Load =
+    Load { streams: 500, times: 1, events: 3, pause: Duration::from_millis(100) };
+
 /// A worker of this proxy is busy with a stream until it ends.
-const WORKERS: usize = 512;
+pub(crate) const WORKERS: usize = 512;
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let wanted: Vec<_> = run.options.counts(&LOADS.map(|load| load.streams)).collect();
@@ -46,18 +51,22 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
                 let mut listeners = open(&candidate.target, load)?;
                 let mut memory = f64::NAN;
                 let look = || memory = candidate.memory().0;
+                let cpu_before = candidate.cpu_micros();
                 let [first_bytes, delays] = turn(&mut listeners, load.times, look)?;
-                Ok([&p50_p99(first_bytes)[..], &p50_p99(delays), &[memory]].concat())
+                let streams = (load.streams * load.times) as f64;
+                let cpu = (candidate.cpu_micros() - cpu_before) / (streams * load.events as f64);
+                Ok([&p50_p99(first_bytes)[..], &p50_p99(delays), &[cpu, memory]].concat())
             })?;
             let figures = [
                 (format!("first byte p50, {shown}"), Unit::Microseconds),
                 (format!("first byte p99, {shown}"), Unit::Microseconds),
                 (format!("event delay p50, {shown}"), Unit::Microseconds),
                 (format!("event delay p99, {shown}"), Unit::Microseconds),
+                (format!("CPU per event, {shown}"), Unit::Microseconds),
                 (format!("memory at {shown}"), Unit::Mebibytes),
             ];
             // That of one stream is that of none.
-            let count = if load.streams > 1 { 5 } else { 4 };
+            let count = if load.streams > 1 { 6 } else { 5 };
             report.add(&figures[..count], candidates, found);
         }
         Ok(())
@@ -65,9 +74,19 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
 }
 
 fn open(target: &Target, load: Load) -> Result<Vec<Listener>, Failure> {
-    let callers = latency::open(target, load.streams)?;
-    let listener = |caller| Listener::new(caller, target, load.events, load.pause);
+    let callers = latency::open(target, load.streams, Kind::Small)?;
+    let kind = Kind::Stream { events: load.events, pause: load.pause };
+    let request: Arc<[u8]> = target.request(kind, ModelPlace::First).into();
+    let listener =
+        |caller: Caller| Listener::new(caller.connection, Arc::clone(&request), load.events);
     Ok(callers.into_iter().map(listener).collect())
+}
+
+/// The memory of a candidate while it has such a load.
+pub(crate) fn memory_of(candidate: &Candidate, load: Load) -> Result<f64, Failure> {
+    let mut memory = f64::NAN;
+    turn(&mut open(&candidate.target, load)?, load.times, || memory = candidate.memory().0)?;
+    Ok(memory)
 }
 
 /// All of them together, `times` times: the times to the first byte, and how late the events

@@ -1,9 +1,10 @@
 //! How a request to a candidate looks.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Failure;
+use crate::{Failure, prompt};
 
 /// What the clients of the proxy send.
 pub(crate) const PROXY_KEY: &str = "bench-key-0123456789";
@@ -19,14 +20,25 @@ pub(crate) const PROXY_PATH: &str = "/v1/chat/completions";
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// One JSON answer of some hundred bytes.
+    /// A question of a sentence, and one JSON answer of some hundred bytes: the floor.
     Small,
     /// One JSON answer of that many bytes.
     Answer(usize),
-    /// A small answer; the request's body has that many bytes.
-    Body(usize),
-    /// An SSE stream.
+    /// A small answer; the request is a conversation of about so many bytes.
+    Prompt(usize),
+    /// An SSE stream, and a conversation of `STREAM_PROMPT` bytes that asks for it. Without a
+    /// pause its events carry no times, and come as fast as upstream can write them.
     Stream { events: u64, pause: Duration },
+}
+
+/// The size of a request for a stream.
+const STREAM_PROMPT: usize = 2 << 10;
+
+/// Where a body names its model. Clients do it either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ModelPlace {
+    First,
+    Last,
 }
 
 #[derive(Clone, Debug)]
@@ -72,9 +84,18 @@ impl Target {
         Ok(Self { path: path.clone(), stream_path: path, ..Self::pool(name, address) })
     }
 
+    /// What is sent in turn: the requests of a prompt name their model first, then last.
+    pub(crate) fn requests(&self, kind: Kind) -> Arc<[Vec<u8>]> {
+        let places = match kind {
+            Kind::Prompt(_) => &[ModelPlace::First, ModelPlace::Last][..],
+            Kind::Small | Kind::Answer(_) | Kind::Stream { .. } => &[ModelPlace::First],
+        };
+        places.iter().map(|place| self.request(kind, *place)).collect()
+    }
+
     /// Head and body of a request as they go onto the wire.
-    pub(crate) fn request(&self, kind: Kind) -> Vec<u8> {
-        let body = self.body(kind);
+    pub(crate) fn request(&self, kind: Kind, place: ModelPlace) -> Vec<u8> {
+        let body = self.body(kind, place);
         let path = if matches!(kind, Kind::Stream { .. }) { &self.stream_path } else { &self.path };
         let head = format!(
             "POST {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\n\
@@ -107,30 +128,32 @@ impl Target {
         .into_bytes()
     }
 
-    fn body(&self, kind: Kind) -> String {
+    fn body(&self, kind: Kind, place: ModelPlace) -> String {
         // Upstream looks for these; anybody else passes on what it does not know.
         let wish = match kind {
-            Kind::Small | Kind::Body(_) => r#""stream":false"#.to_owned(),
+            Kind::Small | Kind::Prompt(_) => r#""stream":false"#.to_owned(),
             Kind::Answer(size) => format!(r#""stream":false,"answer":{size}"#),
-            Kind::Stream { events, pause } => {
-                format!(r#""stream":true,"events":{events},"pause":{}"#, pause.as_micros())
-            }
-        };
-        let start = format!(
-            concat!(
-                r#"{{"model":"{}",{},"temperature":0.7,"messages":["#,
-                r#"{{"role":"system","content":"Answer in a word."}},"#,
-                r#"{{"role":"user","content":"Which three rivers meet at Passau, and which of "#,
-                r#"them gives its name?"#
+            Kind::Stream { events, pause } => format!(
+                r#""stream":true,"stream_options":{{"include_usage":true}},"events":{events},"pause":{}"#,
+                pause.as_micros()
             ),
-            self.model, wish
-        );
-        let end = r#""}]}"#;
-        let filling = match kind {
-            Kind::Body(size) => size.saturating_sub(start.len() + end.len()),
-            Kind::Small | Kind::Answer(_) | Kind::Stream { .. } => 0,
         };
-        let filling: String = " And why is that so?".chars().cycle().take(filling).collect();
-        start + &filling + end
+        let conversation = match kind {
+            Kind::Prompt(size) => prompt::conversation(size),
+            Kind::Stream { .. } => prompt::conversation(STREAM_PROMPT),
+            Kind::Small | Kind::Answer(_) => QUESTION.into(),
+        };
+        let model = format!(r#""model":"{}""#, self.model);
+        match place {
+            ModelPlace::First => {
+                format!(r#"{{{model},{wish},"temperature":0.7,{conversation}}}"#)
+            }
+            ModelPlace::Last => format!(r#"{{{conversation},"temperature":0.7,{wish},{model}}}"#),
+        }
     }
 }
+
+const QUESTION: &str = concat!(
+    r#""messages":[{"role":"system","content":"Answer in a word."},{"role":"user","content":"#,
+    r#""Which three rivers meet at Passau, and which of them gives its name?"}]"#
+);

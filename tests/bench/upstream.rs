@@ -1,23 +1,22 @@
-//! The upstream that stands behind every candidate: a thread per connection, prebuilt answers,
-//! one write each, and one pacer for all streams.
+//! The upstream that stands behind every candidate: a thread per connection, which takes another
+//! when one is over, prebuilt answers, one write each, and one pacer for all streams.
 //!
 //! It must cost as little as possible, and still refuse what a working proxy would not send.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use dashscope_proxy::clock;
-use memchr::memmem;
 use nix::sys::socket::{Backlog, listen};
 
+use crate::inbox::{Inbox, Wish};
 use crate::pacer::{Paced, Pacer};
-use crate::target::{Kind, MODELS, UPSTREAM_KEYS};
-use crate::{Failure, LIMIT};
+use crate::target::Kind;
+use crate::{Failure, LIMIT, events};
 
 /// Before and after the words of an answer.
 const ANSWER: [&str; 2] = [
@@ -32,7 +31,10 @@ const ANSWER: [&str; 2] = [
 ];
 const WORDS: &str = "Danube, Inn and Ilz meet there; the town is named after a Roman cohort. ";
 /// The size of an answer when the request does not care.
-const SMALL_ANSWER: usize = 350;
+pub(crate) const SMALL_ANSWER: usize = 350;
+
+/// How many threads wait for connections at most.
+const IDLE_THREADS: u64 = 64;
 
 /// What DashScope says when a slot's free quota is used up.
 const EXHAUSTED: &str = concat!(
@@ -40,31 +42,13 @@ const EXHAUSTED: &str = concat!(
     r#""AllocationQuota.FreeTierOnly","code":"AllocationQuota.FreeTierOnly"}}"#
 );
 
-/// The last event of a stream.
-pub(crate) const DONE: &str = "data: [DONE]";
-
-/// Upstream and client share a process and so this moment: stamps of one mean something to the
-/// other.
-static START: LazyLock<Instant> = LazyLock::new(clock::instant);
-
-/// The moment as an event's stamp: nanoseconds since the process began to measure.
-pub(crate) fn stamp(at: Instant) -> u64 {
-    u64::try_from(at.saturating_duration_since(*START).as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Event `number`, sent at `stamp`, without the blank line that ends it.
-pub(crate) fn event(number: u64, stamp: u64) -> String {
-    format!(
-        r#"data: {{"at":{stamp},"n":{number},"object":"chat.completion.chunk","model":"m1","choices":[{{"index":0,"delta":{{"content":"a word"}}}}]}}"#
-    )
-}
-
-/// The body of the answer to a request that asks for no stream.
+/// The body of the answer, where it is the same each time.
 pub(crate) fn answer_to(kind: Kind) -> Arc<[u8]> {
-    answer(match kind {
-        Kind::Answer(size) => size,
-        Kind::Small | Kind::Body(_) | Kind::Stream { .. } => SMALL_ANSWER,
-    })
+    match kind {
+        Kind::Answer(size) => answer(size),
+        Kind::Small | Kind::Prompt(_) => answer(SMALL_ANSWER),
+        Kind::Stream { events, .. } => events::unstamped(events),
+    }
 }
 
 /// An answer of `size` bytes, or a little more where that is too few; each is made once.
@@ -103,6 +87,8 @@ struct Shared {
     /// Connections open now, and the most there were at once.
     open: AtomicU64,
     most: AtomicU64,
+    /// Threads that wait for a connection.
+    idle: AtomicU64,
     /// How many of the next requests find an exhausted slot.
     refusals: AtomicU64,
 }
@@ -110,7 +96,7 @@ struct Shared {
 impl Upstream {
     /// Listens on loopback; port 0 is any free one.
     pub(crate) fn start(port: u16, check: Check) -> Result<Self, Failure> {
-        LazyLock::force(&START);
+        events::begin();
         let failed = |cause: std::io::Error| {
             format!("failed to listen on port `{port}` as upstream: {cause}")
         };
@@ -125,21 +111,12 @@ impl Upstream {
             pacer: Pacer::start(),
             open: AtomicU64::new(0),
             most: AtomicU64::new(0),
+            idle: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
         });
         let upstream = Self { address, shared: Arc::clone(&shared) };
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let open = shared.open.fetch_add(1, Ordering::Relaxed) + 1;
-                shared.most.fetch_max(open, Ordering::Relaxed);
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || {
-                    // A connection that breaks shows as a failed request at its client.
-                    let _ = serve(stream, &shared);
-                    shared.open.fetch_sub(1, Ordering::Relaxed);
-                });
-            }
-        });
+        let listener = Arc::new(listener);
+        thread::spawn(move || accept(&listener, &shared));
         Ok(upstream)
     }
 
@@ -158,6 +135,25 @@ impl Upstream {
     }
 }
 
+/// Takes one connection after another. Starting a thread costs as much as some requests: who is
+/// measured may keep its connections, and the direct client, which cannot, shall not pay for that.
+fn accept(listener: &Arc<TcpListener>, shared: &Arc<Shared>) {
+    while shared.idle.fetch_add(1, Ordering::Relaxed) < IDLE_THREADS {
+        let accepted = listener.accept();
+        if shared.idle.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let (listener, shared) = (Arc::clone(listener), Arc::clone(shared));
+            thread::spawn(move || accept(&listener, &shared));
+        }
+        let Ok((stream, _)) = accepted else { continue };
+        let open = shared.open.fetch_add(1, Ordering::Relaxed) + 1;
+        shared.most.fetch_max(open, Ordering::Relaxed);
+        // A connection that breaks shows as a failed request at its client.
+        let _ = serve(stream, shared);
+        shared.open.fetch_sub(1, Ordering::Relaxed);
+    }
+    shared.idle.fetch_sub(1, Ordering::Relaxed);
+}
+
 fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     // No read limit: a kept-alive connection may rest through the other targets' rounds.
@@ -165,24 +161,10 @@ fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
     let stream = Arc::new(stream);
     let small = whole_answer("200 OK", &answer(SMALL_ANSWER));
     let mut large = (SMALL_ANSWER, Vec::new());
-    let mut buffer = vec![0; 8 * 1024];
-    let mut filled = 0;
-    loop {
-        let request = loop {
-            match read_request(&buffer[..filled], shared.check) {
-                Some(request) => break request,
-                None => {
-                    if filled == buffer.len() {
-                        buffer.resize(buffer.len() * 4, 0);
-                    }
-                    match (&*stream).read(&mut buffer[filled..])? {
-                        0 => return Ok(()),
-                        count => filled += count,
-                    }
-                }
-            }
-        };
-        match request.wish {
+    let mut flat_out = (0, Vec::new());
+    let mut inbox = Inbox::new();
+    while let Some(wish) = inbox.next(&stream, shared.check)? {
+        match wish {
             Wish::Refusal(cause) => {
                 let answer = whole_answer("400 Bad Request\r\nconnection: close", cause.as_bytes());
                 return (&*stream).write_all(&answer);
@@ -198,13 +180,20 @@ fn serve(stream: TcpStream, shared: &Shared) -> std::io::Result<()> {
                 }
                 (&*stream).write_all(&large.1)?;
             }
+            Wish::Stream { events, pause: Duration::ZERO } => {
+                if flat_out.0 != events {
+                    flat_out = (events, events::unstamped_writes(events));
+                }
+                for write in &flat_out.1 {
+                    (&*stream).write_all(write)?;
+                }
+            }
             Wish::Stream { events, pause } => {
                 shared.pacer.begin(Paced::new(Arc::clone(&stream), events, pause))?;
             }
         }
-        buffer.copy_within(request.length..filled, 0);
-        filled -= request.length;
     }
+    Ok(())
 }
 
 impl Shared {
@@ -221,78 +210,4 @@ fn whole_answer(status: &str, body: &[u8]) -> Vec<u8> {
         body.len()
     );
     [head.as_bytes(), body].concat()
-}
-
-struct Request {
-    length: usize,
-    wish: Wish,
-}
-
-enum Wish {
-    Answer(usize),
-    Stream { events: u64, pause: Duration },
-    Refusal(&'static str),
-}
-
-/// The request at the start of `bytes`, once all of it is there.
-fn read_request(bytes: &[u8], check: Check) -> Option<Request> {
-    let refusal = |cause| Some(Request { length: bytes.len(), wish: Wish::Refusal(cause) });
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut head = httparse::Request::new(&mut headers);
-    let body_start = match head.parse(bytes) {
-        Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return None,
-        Err(_) => return refusal("the request head is malformed"),
-    };
-    let header = |name: &str| {
-        let found = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
-        std::str::from_utf8(found.value).ok()
-    };
-    let Some(length) = header("content-length").and_then(|value| value.parse::<usize>().ok())
-    else {
-        return refusal("the request has no content-length");
-    };
-    let end = body_start.saturating_add(length);
-    // What it asks for stands in its first bytes; the rest of a large one is only counted.
-    let wishes = bytes.get(body_start..end)?;
-    let wishes = &wishes[..wishes.len().min(256)];
-
-    if head.method != Some("POST")
-        || !head.path.is_some_and(|path| path.ends_with("/chat/completions"))
-    {
-        return refusal("the request is not for chat completions");
-    }
-    if check == Check::KeyAndModel {
-        let key = header("authorization").and_then(|value| value.strip_prefix("Bearer "));
-        if !key.is_some_and(|key| UPSTREAM_KEYS.contains(&key)) {
-            return refusal("the request has no key of the pool");
-        }
-        if !MODELS.iter().any(|model| contains(wishes, &format!(r#""model":"{model}""#))) {
-            return refusal("the request has no model of the pool");
-        }
-    }
-    let wish = if contains(wishes, r#""stream":true"#) {
-        match (number(wishes, "events"), number(wishes, "pause")) {
-            (Some(events), Some(pause)) => {
-                Wish::Stream { events, pause: Duration::from_micros(pause) }
-            }
-            _ => return refusal("the stream has no events or no pause"),
-        }
-    } else {
-        let size = number(wishes, "answer").and_then(|size| usize::try_from(size).ok());
-        Wish::Answer(size.unwrap_or(SMALL_ANSWER))
-    };
-    Some(Request { length: end, wish })
-}
-
-fn contains(body: &[u8], text: &str) -> bool {
-    memmem::find(body, text.as_bytes()).is_some()
-}
-
-/// The number that is called `name` in the body.
-fn number(body: &[u8], name: &str) -> Option<u64> {
-    let name = format!(r#""{name}":"#);
-    let start = memmem::find(body, name.as_bytes())? + name.len();
-    let digits = body[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(&body[start..start + digits]).ok()?.parse().ok()
 }

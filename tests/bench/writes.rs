@@ -6,6 +6,7 @@ use crate::client::{Caller, Connection};
 use crate::crowd::{Further, watch};
 use crate::decode::excerpt;
 use crate::report::{Report, Unit};
+use crate::target::Kind;
 use crate::{Failure, Run, latency};
 
 const FSYNCS_A_WRITE: f64 = 2.0;
@@ -31,7 +32,7 @@ pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
 
 /// Fsyncs per request over about `count` requests on so many connections.
 fn per_request(candidate: &Candidate, connections: usize, count: usize) -> Result<f64, Failure> {
-    let mut callers = latency::open(&candidate.target, connections)?;
+    let mut callers = latency::open(&candidate.target, connections, Kind::Small)?;
     let before = writes(candidate)?;
     let mut left = count;
     for caller in &mut callers {
