@@ -66,6 +66,8 @@ pub(crate) enum Fit {
         is_final: bool,
         /// What it takes at most, if that is a number.
         bound: Option<u64>,
+        /// What has to be lowered if it is asked all the same.
+        bounds: Bounds,
         /// When this was last heard.
         since: Instant,
         /// What DashScope said.
@@ -121,6 +123,7 @@ impl Book {
             Some(fact) => Fit::Refused {
                 is_final: fact.limit.is_final(),
                 bound: fact.limit.bound(),
+                bounds,
                 since: fact.learned.monotonic,
                 said: Arc::clone(&fact.said),
             },
