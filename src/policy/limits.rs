@@ -11,6 +11,8 @@ mod parts;
 mod sentence;
 mod value;
 
+use std::borrow::Cow;
+
 pub(crate) use book::{Book, Fact, Fit, LIFE, Place};
 #[cfg(test)]
 pub(crate) use needs::UpperBound;
@@ -106,11 +108,12 @@ pub(crate) struct Refusal<'a> {
     pub is_native: bool,
 }
 
-/// The limit that a refusal tells of. `needs` is asked for only if the words are those of one.
+/// The limit that a refusal tells of. `needs`, those of the request as it was sent, are asked for
+/// only if the words are those of one.
 #[must_use]
 pub(crate) fn recognise<'n>(
     refusal: Refusal<'_>,
-    needs: impl FnOnce() -> &'n Needs,
+    needs: impl FnOnce() -> Cow<'n, Needs>,
 ) -> Option<Limit> {
     let sentence = Sentence::read(refusal.message)?;
     let is_about_the_path = matches!(sentence, Sentence::NotServed(_) | Sentence::WrongUrl);
@@ -118,8 +121,8 @@ pub(crate) fn recognise<'n>(
         return None;
     }
     let needs = needs();
-    let limit = told(&sentence, refusal, needs)?;
-    (limit.effect(needs) != Effect::None).then_some(limit)
+    let limit = told(&sentence, refusal, &needs)?;
+    (limit.effect(&needs) != Effect::None).then_some(limit)
 }
 
 /// The limit that a sentence tells of if the request holds what it is about.

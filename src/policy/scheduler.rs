@@ -30,7 +30,7 @@ use control::Disabled;
 pub(crate) use control::Scope;
 use guarding::Marks;
 pub(crate) use guarding::{Guarded, Guarding, Left};
-use limits::{Chance, Choice};
+use limits::{Chance, Choice, Refusal};
 use pins::Pins;
 pub(crate) use slots::Snapshot;
 use slots::{Cursor, SlotState};
@@ -162,14 +162,15 @@ impl Scheduler {
     /// The slot with which to go on: the current key first, inside it the current model first,
     /// and only what is available. Slots whose model takes the request as it is come before those
     /// for which it has to be lowered, then come those that are benched, and last those whose
-    /// model is known to refuse it. Among equals, where
-    /// one was denied to the request, others' keys come first. Nothing that was tried is given again.
+    /// model is known to refuse it. For a request with a picture this is the order among the models
+    /// that see, then among those that have served one, then among the rest. Among equals, where one
+    /// was denied to the request, others' keys come first. Nothing that was tried is given again.
     pub(crate) fn next_slot(&mut self, ask: &Ask<'_>, moment: Moment) -> Next {
         if let Some(slot) = self.preferred(ask, moment) {
             let (bounds, began) = (Bounds::default(), self.advance());
             return Next::Slot(Pick { slot, bounds, began, direct: false });
         }
-        let (mut first, mut refusal, mut passed_disabled) = (None, None, false);
+        let (mut first, mut refusal, mut passed_disabled) = (None, None::<Refusal>, false);
         let mut best: Option<Choice> = None;
         for slot in self.walk(ask.wanted, ask.key) {
             if !self.is_available(&slot, moment.calendar) {
@@ -179,7 +180,7 @@ impl Scheduler {
             first.get_or_insert_with(|| slot.clone());
             match self.chance(slot, ask, moment.monotonic) {
                 Chance::No => {}
-                Chance::Never(said) => refusal = Some(said),
+                Chance::Never(known) => refusal = Some(known.older(refusal)),
                 Chance::Yes(choice) => {
                     if best.as_ref().is_none_or(|best| choice.order < best.order) {
                         best = Some(choice);
@@ -196,7 +197,15 @@ impl Scheduler {
                 let direct = is_free && !passed_disabled && first.as_ref() == Some(&slot);
                 Next::Slot(Pick { slot, bounds, began: self.advance(), direct })
             }
-            (None, Some(said)) if !ask.has_answer => Next::NoneTakes { said },
+            (None, Some(refusal)) if !ask.has_answer => {
+                match self.last_resort(&refusal, ask, moment.monotonic) {
+                    Some((slot, bounds)) => {
+                        let began = self.advance();
+                        Next::Slot(Pick { slot, bounds, began, direct: false })
+                    }
+                    None => Next::NoneTakes { said: refusal.said },
+                }
+            }
             (None, _) if first.is_some() => Next::NoneLeft,
             (None, _) => self.none_available(ask),
         }

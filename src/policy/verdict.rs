@@ -64,7 +64,8 @@ const FREE_ALLOCATION_WORDS: [&str; 1] = ["free allocated quota exceeded"];
 /// The quota of a plan, which all models of an account share: the token plan's code, and what the
 /// coding plan and the token plan say, one of each with a blank between them.
 const PLAN_CODES: [&str; 1] = ["QuotaExhausted"];
-const PLAN_WINDOWS: [&str; 4] = ["hour", "day", "week", "month"];
+const PLAN_WINDOWS: [&str; 9] =
+    ["hour", "hours", "hourly", "day", "daily", "week", "weekly", "month", "monthly"];
 const PLAN_WORDS: [&str; 2] = ["allocated quota exceeded", "quota has been exhausted"];
 
 /// A rest when upstream does not say how long, and the shortest and longest that it may ask for.
@@ -571,13 +572,22 @@ mod tests {
             "hour allocated quota exceeded",
             "Week allocated quota exceeded, please try again later.",
             "month allocated quota exceeded",
+            "Your 5 hours allocated quota exceeded",
+            "daily allocated quota exceeded",
+            "Weekly allocated quota exceeded.",
+            "monthly allocated quota exceeded.",
             "Your coding-plan 5-hour quota has been exhausted.",
         ] {
             let body = flat("Throttling.AllocationQuota", message);
             assert_eq!(judged(429, &body), Verdict::PlanThrottled, "{message}");
             assert_eq!(judged(400, &body), Verdict::CallerError, "{message}");
         }
-        for message in ["concurrency allocated quota exceeded", "Allocated quota exceeded."] {
+        for message in [
+            "concurrency allocated quota exceeded",
+            "minute allocated quota exceeded",
+            "per second allocated quota exceeded",
+            "Allocated quota exceeded.",
+        ] {
             let rest = Verdict::Throttled(THROTTLE_REST);
             assert_eq!(judged(429, &flat("Throttling", message)), rest, "{message}");
         }

@@ -57,7 +57,7 @@ impl Proxy {
         }
         let (key, model) = (self.pool.label(pick.slot.key), self.model_name(&pick.slot));
         let judged = match outcome {
-            Ok(answer) => self.judge(answer, task, &pick.slot),
+            Ok(answer) => self.judge(answer, task, pick),
             Err(error) => {
                 self.metrics.attempt(key, model, "no_answer");
                 return Err(error);
@@ -131,7 +131,7 @@ impl Proxy {
     }
 
     /// Reads as much of an answer as its verdict needs.
-    fn judge(&self, mut answer: Answer, task: &Task<'_>, slot: &Slot) -> Judged {
+    fn judge(&self, mut answer: Answer, task: &Task<'_>, pick: &Pick) -> Judged {
         let is_success = (200..300).contains(&answer.status);
         let (held, mut judgement) = if is_success {
             self.judge_success(&mut answer, task)
@@ -150,7 +150,7 @@ impl Proxy {
         };
         let limit = match held.ended_by_client() {
             true => None,
-            false => self.limit_in(&judgement, task, slot),
+            false => self.limit_in(&judgement, task, pick),
         };
         if limit.is_some() {
             judgement.verdict = Verdict::ModelLimit;

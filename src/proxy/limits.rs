@@ -9,7 +9,7 @@ use crate::log_text::Quoted;
 use crate::policy::limits::{self, LIFE, Limit, ModelLimits, Refusal};
 use crate::policy::pool::Slot;
 use crate::policy::route::Protocol;
-use crate::policy::scheduler::Wanted;
+use crate::policy::scheduler::{Pick, Wanted};
 use crate::policy::verdict::{Judgement, Verdict};
 
 impl Proxy {
@@ -19,7 +19,7 @@ impl Proxy {
         &self,
         judgement: &Judgement,
         task: &Task<'_>,
-        slot: &Slot,
+        pick: &Pick,
     ) -> Option<Limit> {
         let may_move = task.wanted == Wanted::Pool && self.config.limits() != ModelLimits::Off;
         let message = judgement.message.as_deref().filter(|_| may_move)?;
@@ -28,8 +28,8 @@ impl Proxy {
         }
         let status = judgement.status;
         let is_native = task.request.endpoint.protocol == Protocol::Native;
-        let refusal = Refusal { status, message, model: &slot.model, is_native };
-        limits::recognise(refusal, || task.needs())
+        let refusal = Refusal { status, message, model: &pick.slot.model, is_native };
+        limits::recognise(refusal, || task.needs().as_sent(pick.bounds))
     }
 
     /// Remembers it; the log is told once.

@@ -241,6 +241,27 @@ impl Walk {
 
 /// What was lowered, as the client is told: `max_tokens=8192`.
 fn adjusted(lowered: &[Lowered]) -> Option<String> {
-    let told = lowered.iter().map(|it| format!("{}={}", it.name, it.value));
-    Some(told.collect::<Vec<_>>().join(", ")).filter(|told| !told.is_empty())
+    let mut told: Vec<String> = Vec::new();
+    for it in lowered.iter().map(|it| format!("{}={}", it.name, it.value)) {
+        // A body may have the same member twice.
+        if !told.contains(&it) {
+            told.push(it);
+        }
+    }
+    Some(told.join(", ")).filter(|told| !told.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_that_is_lowered_twice_is_told_once() {
+        let lowered = |name, start, value| Lowered { name, span: start..start + 1, value };
+        let twice = [lowered("max_tokens", 1, 5), lowered("max_tokens", 9, 5)];
+        assert_eq!(adjusted(&twice).as_deref(), Some("max_tokens=5"));
+        let both = [lowered("max_tokens", 1, 5), lowered("thinking_budget", 9, 2)];
+        assert_eq!(adjusted(&both).as_deref(), Some("max_tokens=5, thinking_budget=2"));
+        assert_eq!(adjusted(&[]), None);
+    }
 }

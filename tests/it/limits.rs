@@ -266,16 +266,62 @@ fn a_model_that_has_refused_a_picture_gets_none_again() {
     let proxy = pool(&standin, "blind,m2").start();
     let answer = post(&proxy, CHAT, picture());
     assert_eq!(told(&answer), (400, "m2", "2"), "{answer:?}");
+    // Of all the pool's models that is suspect: one is asked, and its refusal is the answer.
+    for model in ["blind", "m2"] {
+        assert_eq!(told(&post(&proxy, CHAT, picture())), (400, model, "1"));
+    }
+    assert_eq!(told(&post(&proxy, CHAT, body(json!({})))), (200, "blind", "1"));
+    standin.set_limits("m2", &[]);
+    reset(&proxy, r#"{"model":"m2"}"#);
+    for _ in 0..2 {
+        assert_eq!(told(&post(&proxy, CHAT, picture())), (200, "m2", "1"));
+    }
+}
+
+#[test]
+fn where_only_models_without_eyes_are_left_a_picture_is_refused_without_a_call() {
+    let standin = standin(&[("blind", Limit::TextOnly)]);
+    let proxy = pool(&standin, "blind,sees").keys("k1").start();
+    assert_eq!(told(&post(&proxy, CHAT, picture())), (200, "sees", "2"));
+    assert_eq!(post(&proxy, "/models/disable", r#"{"model":"sees"}"#).status, 200);
     for _ in 0..2 {
         let answer = post(&proxy, CHAT, picture());
         assert_eq!((answer.status, standin.call_count()), (400, 2), "{answer:?}");
         assert_eq!(answer.json()["error"]["code"], "model_limit");
         assert_eq!(answer.header("x-proxy-attempts"), None);
     }
-    assert_eq!(told(&post(&proxy, CHAT, body(json!({})))), (200, "blind", "1"));
-    standin.set_limits("m2", &[]);
-    reset(&proxy, r#"{"model":"m2"}"#);
-    assert_eq!(told(&post(&proxy, CHAT, picture())), (200, "m2", "1"));
+}
+
+#[test]
+fn an_odd_part_beside_a_picture_keeps_no_picture_from_the_models() {
+    let standin = standin(&[]);
+    let proxy = pool(&standin, "m1,m2").start();
+    let message = "The provided messages input is invalid. The error info is [Unexpected item type in content.]";
+    let refusal = json!({"error": {"code": "invalid_parameter_error", "message": message}});
+    let image = json!({"type": "image_url", "image_url": {"url": "https://h/a.png"}});
+    for odd in [json!("hi"), json!(7), json!(null), json!([]), json!({"type": "text"})] {
+        standin.reply_once("*", "m1", Reply::json(400, refusal.to_string()));
+        let request = json!({"messages": [{"role": "user", "content": [odd, image]}]});
+        let answer = post(&proxy, CHAT, request.to_string());
+        assert_eq!(told(&answer), (400, "m1", "1"), "{odd}");
+    }
+    assert_eq!(told(&post(&proxy, CHAT, picture())), (200, "m1", "1"));
+}
+
+#[test]
+fn a_lowered_request_that_leaves_no_room_for_a_models_own_thinking_goes_to_the_next() {
+    let standin = standin(&[("m1", Limit::MaxOutput(16_384)), ("m2", Limit::MaxOutput(8_192))]);
+    let proxy = pool(&standin, "m1,m2").keys("k1").start();
+    let message = "max_completion_tokens [16384] must be greater than thinking_budget [32768]";
+    let refusal = json!({"error": {"code": "invalid_parameter_error", "message": message}});
+    assert_eq!(told(&post(&proxy, CHAT, allowing(64_000))), (200, "m1", "3"));
+    standin.reply_once("*", "m1", Reply::json(400, refusal.to_string()));
+    for calls in ["2", "1"] {
+        let answer = post(&proxy, CHAT, allowing(64_000));
+        assert_eq!(told(&answer), (200, "m2", calls));
+        assert_eq!(answer.header("x-proxy-adjusted"), Some("max_tokens=8192"));
+    }
+    assert_eq!(limits(&proxy, "m1")[1]["kind"], "default_thinking_budget");
 }
 
 #[test]

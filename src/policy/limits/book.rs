@@ -66,6 +66,8 @@ pub(crate) enum Fit {
         is_final: bool,
         /// What it takes at most, if that is a number.
         bound: Option<u64>,
+        /// What has to be lowered if it is asked all the same.
+        bounds: Bounds,
         /// When this was last heard.
         since: Instant,
         /// What DashScope said.
@@ -104,20 +106,24 @@ impl Book {
     pub(crate) fn fit(&self, place: &Place, path: &str, needs: &Needs, at: Instant) -> Fit {
         let facts = self.facts.get(place).into_iter().flatten();
         let facts = facts.filter(|fact| &*fact.path == path && fact.counts(at));
-        let (mut bounds, mut refused) = (Bounds::default(), None::<&Fact>);
-        for fact in facts {
-            match fact.limit.effect(needs) {
-                Effect::None => {}
-                Effect::Over(over) if self.mode == ModelLimits::Adapt => bounds = bounds.and(over),
-                // What is final tells more than what is not.
-                _ if refused.is_some_and(|fact| fact.limit.is_final()) => {}
-                _ => refused = Some(fact),
+        let mut bounds = Bounds::default();
+        for fact in facts.clone() {
+            if let Effect::Over(over) = fact.limit.effect(needs)
+                && self.mode == ModelLimits::Adapt
+            {
+                bounds = bounds.and(over);
             }
         }
+        // A number that is lowered may be too low for what the model does by itself.
+        let sent = needs.as_sent(bounds);
+        let refusals = facts.filter(|fact| fact.limit.effect(&sent) != Effect::None);
+        // What is final tells more than what is not.
+        let refused = refusals.reduce(|one, next| if one.limit.is_final() { one } else { next });
         match refused {
             Some(fact) => Fit::Refused {
                 is_final: fact.limit.is_final(),
                 bound: fact.limit.bound(),
+                bounds,
                 since: fact.learned.monotonic,
                 said: Arc::clone(&fact.said),
             },
@@ -135,7 +141,9 @@ impl Book {
         inputs.filter_map(|fact| fact.limit.bound()).min()
     }
 
-    /// How much a model is to be preferred for a request that holds a picture: 0 is best.
+    /// How much a model is to be preferred for a request that holds a picture: 0 is best. Those of
+    /// `VISION_MODELS` come before those that have served one, for some say 200 to a picture that
+    /// they never saw.
     #[must_use]
     pub(crate) fn blindness(&self, place: &Place, needs: &Needs) -> u8 {
         if !needs.media.holds(Media::IMAGE) || self.vision.contains(&place.model) {
@@ -178,8 +186,9 @@ impl Book {
             self.seers.insert(place.clone());
         }
         let Some(facts) = self.facts.get_mut(place) else { return };
+        let sent = needs.as_sent(bounds);
         facts.retain_mut(|fact| {
-            if &*fact.path != path || fact.limit.effect(needs) == Effect::None {
+            if &*fact.path != path || fact.limit.effect(&sent) == Effect::None {
                 return true;
             }
             match &mut fact.limit {
@@ -188,8 +197,6 @@ impl Book {
                     *smallest = needs.size.saturating_add(1);
                     true
                 }
-                Limit::MaxOutput { .. } => bounds.output.is_some(),
-                Limit::ThinkingBudget { bound: 1.. } => bounds.budget.is_some(),
                 _ => false,
             }
         });

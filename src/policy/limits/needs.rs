@@ -3,6 +3,7 @@
 //! Found in one pass over the body, and only when a limit is known or a refusal has come: no
 //! tree is built, and nothing long is kept. What stands where no protocol has it is not seen.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -161,6 +162,21 @@ impl Needs {
             it.lowered_to(if fits { budget } else { half })
         });
         outputs.chain(budgets).collect()
+    }
+
+    /// What is needed of a model by the request as it goes out with these bounds.
+    #[must_use]
+    pub(crate) fn as_sent(&self, bounds: Bounds) -> Cow<'_, Self> {
+        if bounds.is_none() {
+            return Cow::Borrowed(self);
+        }
+        let mut sent = self.clone();
+        for edit in self.lowered(bounds) {
+            let all = sent.outputs.iter_mut().chain(&mut sent.budgets);
+            let edited = all.filter(|it| it.name == edit.name && it.span == edit.span);
+            edited.for_each(|it| it.value = edit.value);
+        }
+        Cow::Owned(sent)
     }
 }
 

@@ -61,34 +61,58 @@ impl Media {
 pub(super) struct Part {
     /// Its `type`.
     pub(super) kind: Option<String>,
-    /// Those of its members that are well formed and hold a medium, or say where one is.
+    /// Those of its members that are well formed and hold a text or a medium, or say where one is.
     pub(super) sources: Vec<&'static str>,
+    /// Those that should be and are not.
+    pub(super) broken: Vec<&'static str>,
 }
 
-/// The members in which a part has its medium.
-pub(super) const SOURCES: [&str; 13] = [
-    "image_url",
-    "video_url",
-    "input_audio",
-    "audio_url",
-    "image",
-    "audio",
-    "video",
-    "file",
-    "file_id",
-    "file_url",
-    "file_data",
-    "source",
-    "text",
+/// A member in which a part has its text or its medium, and how it is written there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    /// Its name.
+    pub(super) member: &'static str,
+    /// Whether it may be a text.
+    pub(super) is_text: bool,
+    /// Whether it may be a list of texts.
+    pub(super) is_list: bool,
+    /// The members of which an object needs one.
+    pub(super) places: &'static [&'static str],
+}
+
+#[rustfmt::skip]
+const SOURCES: [Source; 13] = [
+    Source { member: "text", is_text: true, is_list: false, places: &[] },
+    Source { member: "image_url", is_text: true, is_list: false, places: &["url"] },
+    Source { member: "video_url", is_text: true, is_list: false, places: &["url"] },
+    Source { member: "audio_url", is_text: true, is_list: false, places: &["url"] },
+    Source { member: "input_audio", is_text: true, is_list: false, places: &["data"] },
+    Source { member: "image", is_text: true, is_list: false, places: &[] },
+    Source { member: "audio", is_text: true, is_list: false, places: &[] },
+    Source { member: "video", is_text: true, is_list: true, places: &[] },
+    Source { member: "file", is_text: true, is_list: false, places: &["file_id", "file_data", "file_url", "url"] },
+    Source { member: "file_id", is_text: true, is_list: false, places: &[] },
+    Source { member: "file_url", is_text: true, is_list: false, places: &[] },
+    Source { member: "file_data", is_text: true, is_list: false, places: &[] },
+    Source { member: "source", is_text: false, is_list: false, places: &["url", "data", "file_id"] },
 ];
+
+/// How this member of a part is written, if it is one that holds a text or a medium.
+pub(super) fn source(wire: Wire, member: &str) -> Option<Source> {
+    let source = SOURCES.into_iter().find(|source| source.member == member)?;
+    // OpenAI's responses have the address itself where its chat has an object.
+    let is_address = wire == Wire::Responses && source.places == ["url"];
+    Some(if is_address { Source { places: &[], ..source } } else { source })
+}
 
 const NONE: Media = Media(0);
 
 /// Types of parts: where they are known, what they hold, and the members of which they need one;
-/// none for those that hold nothing but text, or more messages.
+/// none for
+/// those that hold something else.
 #[rustfmt::skip]
 const KNOWN: &[(Wire, &str, Media, &[&str])] = &[
-    (Wire::Chat, "text", NONE, &[]),
+    (Wire::Chat, "text", NONE, &["text"]),
     (Wire::Chat, "refusal", NONE, &[]),
     (Wire::Chat, "image_url", Media::IMAGE, &["image_url"]),
     (Wire::Chat, "input_audio", Media::AUDIO, &["input_audio"]),
@@ -96,17 +120,17 @@ const KNOWN: &[(Wire, &str, Media, &[&str])] = &[
     (Wire::Chat, "video_url", Media::VIDEO, &["video_url"]),
     (Wire::Chat, "video", Media::VIDEO, &["video"]),
     (Wire::Chat, "file", Media::FILE, &["file"]),
-    (Wire::Responses, "input_text", NONE, &[]),
-    (Wire::Responses, "output_text", NONE, &[]),
-    (Wire::Responses, "text", NONE, &[]),
-    (Wire::Responses, "summary_text", NONE, &[]),
-    (Wire::Responses, "reasoning_text", NONE, &[]),
+    (Wire::Responses, "input_text", NONE, &["text"]),
+    (Wire::Responses, "output_text", NONE, &["text"]),
+    (Wire::Responses, "text", NONE, &["text"]),
+    (Wire::Responses, "summary_text", NONE, &["text"]),
+    (Wire::Responses, "reasoning_text", NONE, &["text"]),
     (Wire::Responses, "refusal", NONE, &[]),
     (Wire::Responses, "input_image", Media::IMAGE, &["image_url", "file_id"]),
     (Wire::Responses, "input_audio", Media::AUDIO, &["input_audio"]),
     (Wire::Responses, "input_video", Media::VIDEO, &["video_url", "video"]),
     (Wire::Responses, "input_file", Media::FILE, &["file_id", "file_url", "file_data"]),
-    (Wire::Messages, "text", NONE, &[]),
+    (Wire::Messages, "text", NONE, &["text"]),
     (Wire::Messages, "tool_use", NONE, &[]),
     (Wire::Messages, "tool_result", NONE, &[]),
     (Wire::Messages, "thinking", NONE, &[]),
@@ -134,7 +158,7 @@ impl Part {
         if wire == Wire::Native
             && let Some((_, media)) = NATIVE.iter().find(|(name, _)| self.sources.contains(name))
         {
-            return Some(*media);
+            return self.broken.is_empty().then_some(*media);
         }
         let wire = if wire == Wire::Native { Wire::Chat } else { wire };
         let kind = self.kind.as_deref()?;

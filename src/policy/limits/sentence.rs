@@ -3,7 +3,9 @@
 //! The whole message has to be one of them: an answer may echo a caller's own text, and a
 //! sentence inside that is nobody's limit. Where they were seen: facts, `limits.md` section 4.
 
-/// What the gateway may put before a sentence, besides the status in angle brackets.
+/// What the gateway may put before a sentence, one behind the other. Another status in the brackets
+/// than that of a refusal is about something else.
+const STATUS: &str = "<400> ";
 const PREFIX: &str = "InternalError.Algo.InvalidParameter: ";
 
 /// What the manual's newer answers put behind one; an address of the manual follows.
@@ -126,16 +128,10 @@ impl<'a> Sentence<'a> {
 /// The sentence without what the gateway puts around it.
 fn bare(message: &str) -> &str {
     let message = message.trim();
-    let message = without_status(message).unwrap_or(message);
+    let message = message.strip_prefix(STATUS).unwrap_or(message);
     let message = strip_prefix(message, PREFIX).unwrap_or(message).trim();
     let message = without_details(message).unwrap_or(message);
     message.strip_suffix('.').or_else(|| message.strip_suffix('。')).unwrap_or(message)
-}
-
-/// What follows `<400> `.
-fn without_status(message: &str) -> Option<&str> {
-    let (status, rest) = message.strip_prefix('<')?.split_once("> ")?;
-    (status.len() == 3 && status.bytes().all(|byte| byte.is_ascii_digit())).then_some(rest)
 }
 
 /// What stands before an address of the manual, if nothing follows that.
@@ -224,6 +220,8 @@ mod tests {
             "<400> ",
             "x Range of max_tokens should be [1, 8192]",
             "Range of max_tokens should be [1, 8192], or so",
+            "<429> Range of max_tokens should be [1, 8192]",
+            "<429> InternalError.Algo.InvalidParameter: Range of max_tokens should be [1, 8192]",
             "Tool 'Range of max_tokens should be [1, 8192]' is unknown",
             "400: <400> InternalError.Algo.InvalidParameter: Range of max_tokens should be [1, 8192]",
             "Range of max_tokens should be [1, xxx]",

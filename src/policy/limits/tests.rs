@@ -10,7 +10,7 @@ fn needs(body: &str, is_streamed: bool) -> Needs {
 fn told_of(status: u16, message: &str, body: &str, is_streamed: bool) -> Option<Limit> {
     let needs = needs(body, is_streamed);
     let refusal = Refusal { status, message, model: "qwen-max", is_native: false };
-    recognise(refusal, || &needs)
+    recognise(refusal, || Cow::Borrowed(&needs))
 }
 
 /// Of a request that is not streamed.

@@ -13,11 +13,14 @@ use crate::policy::limits::{Book, Bounds, Fact, Fit, Limit, ModelLimits, Needs, 
 /// the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
+    refuses: bool,
+    /// For a request with a picture. It comes before what else speaks against a slot: a bound that
+    /// is lowered takes nothing away, but a model that says 200 to a picture that it never saw
+    /// answers to something else.
+    blindness: u8,
     reluctance: Reluctance,
     doubt: Doubt,
     is_lowered: bool,
-    /// For a request with a picture.
-    blindness: u8,
     /// What it takes at most: the most generous model first.
     output: Reverse<u64>,
     budget: Reverse<u64>,
@@ -44,8 +47,28 @@ pub(super) struct Choice {
 pub(super) enum Chance {
     Yes(Choice),
     No,
-    /// Its model takes no such request, and is not asked again; with what DashScope said.
-    Never(Arc<str>),
+    /// Its model takes no such request, and is not asked again.
+    Never(Refusal),
+}
+
+/// What is known of a model that takes no such request.
+pub(super) struct Refusal {
+    /// When that was heard last.
+    since: Instant,
+    slot: Slot,
+    bounds: Bounds,
+    /// What DashScope said.
+    pub(super) said: Arc<str>,
+}
+
+impl Refusal {
+    /// The one that was heard longest ago; of equals, the first.
+    pub(super) fn older(self, other: Option<Self>) -> Self {
+        match other {
+            Some(other) if other.since <= self.since => other,
+            _ => self,
+        }
+    }
 }
 
 impl Order {
@@ -120,7 +143,9 @@ impl Scheduler {
         let (bounds, refused) = match self.fit(&place, ask, at) {
             Fit::Whole => (Bounds::default(), None),
             Fit::Lowered(bounds) => (bounds, None),
-            Fit::Refused { is_final: true, said, .. } => return Chance::Never(said),
+            Fit::Refused { is_final: true, said, since, bounds, .. } => {
+                return Chance::Never(Refusal { since, slot, bounds, said });
+            }
             // Who has an answer already does not ask for a refusal.
             Fit::Refused { .. } if ask.has_answer => return Chance::No,
             Fit::Refused { bound, since, .. } => (Bounds::default(), Some((bound, since))),
@@ -139,15 +164,36 @@ impl Scheduler {
         };
         let bound = refused.and_then(|(bound, _)| bound).or(bounds.output);
         let order = Order {
+            refuses: refused.is_some(),
+            blindness: ask.needs.map_or(0, |needs| self.book.blindness(&place, needs)),
             reluctance,
             doubt: ask.tried.doubt(&slot),
             is_lowered: !bounds.is_none(),
-            blindness: ask.needs.map_or(0, |needs| self.book.blindness(&place, needs)),
             output: Reverse(bound.unwrap_or(u64::MAX)),
             budget: Reverse(bounds.budget.unwrap_or(u64::MAX)),
             since: refused.map(|(_, since)| since),
         };
         Chance::Yes(Choice { order, slot, bounds })
+    }
+
+    /// Whom to ask although it is known to refuse, if that is known of every model of the pool, and
+    /// not only of those that are available: then it was something about a request that they
+    /// refused, which must not keep such requests from all of them. It is one call for a request,
+    /// and a success lifts what was learned.
+    pub(super) fn last_resort(
+        &self,
+        refusal: &Refusal,
+        ask: &Ask<'_>,
+        at: Instant,
+    ) -> Option<(Slot, Bounds)> {
+        let place = self.place(&refusal.slot);
+        let refuses = |slot: &Slot| {
+            matches!(self.fit(&self.place(slot), ask, at), Fit::Refused { is_final: true, .. })
+        };
+        let is_suspect = !ask.has_answer
+            && ask.tried.allows(&refusal.slot, &place, refusal.bounds)
+            && self.pool.slots().all(|slot| refuses(&slot));
+        is_suspect.then(|| (refusal.slot.clone(), refusal.bounds))
     }
 
     fn fit(&self, place: &Place, ask: &Ask<'_>, at: Instant) -> Fit {
@@ -158,7 +204,8 @@ impl Scheduler {
         let is_too_long = most.is_some() && most <= ask.tried.refused_input();
         match fit {
             Fit::Whole | Fit::Lowered(_) if is_too_long => {
-                Fit::Refused { is_final: false, bound: most, since: at, said: "".into() }
+                let (bounds, said) = (Bounds::default(), "".into());
+                Fit::Refused { is_final: false, bound: most, bounds, since: at, said }
             }
             fit => fit,
         }

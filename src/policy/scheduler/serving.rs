@@ -20,6 +20,8 @@ const MOST_FORMS: usize = 3;
 enum Refuses {
     OutputOver(u64),
     BudgetOver(u64),
+    /// It thinks with this budget where none is said.
+    DefaultBudget(u64),
     NoStream,
     Tools,
     Image,
@@ -31,6 +33,7 @@ impl Refuses {
         match self {
             Self::OutputOver(bound) => Limit::MaxOutput { bound, thinking: needs.thinking },
             Self::BudgetOver(bound) => Limit::ThinkingBudget { bound },
+            Self::DefaultBudget(bound) => Limit::DefaultBudget { bound, thinking: needs.thinking },
             Self::NoStream => Limit::StreamsOnly,
             Self::Tools => Limit::Tools,
             Self::Image => Limit::Media(Media::IMAGE),
@@ -43,6 +46,7 @@ fn refuses() -> impl Strategy<Value = Refuses> {
     prop_oneof![
         4 => prop::sample::select(vec![4_096, 8_192, 16_384, 65_536]).prop_map(Refuses::OutputOver),
         2 => prop::sample::select(vec![2_000, 8_000]).prop_map(Refuses::BudgetOver),
+        2 => prop::sample::select(vec![4_096, 32_768]).prop_map(Refuses::DefaultBudget),
         1 => Just(Refuses::NoStream),
         1 => Just(Refuses::Tools),
         1 => Just(Refuses::Image),
@@ -68,17 +72,14 @@ fn needs() -> impl Strategy<Value = Needs> {
     )
 }
 
-/// The needs with their numbers lowered.
-fn with(needs: &Needs, bounds: Bounds) -> Needs {
-    let mut lowered = needs.clone();
-    for edit in needs.lowered(bounds) {
-        for bound in lowered.outputs.iter_mut().chain(&mut lowered.budgets) {
-            if bound.name == edit.name {
-                bound.value = edit.value;
-            }
-        }
-    }
-    lowered
+/// Whether a model with these limits takes a request, as it is or as it may be lowered.
+fn takes(limits: &[Limit], needs: &Needs, mode: ModelLimits) -> bool {
+    let overs = limits.iter().filter_map(|limit| match limit.effect(needs) {
+        Effect::Over(bounds) if mode == ModelLimits::Adapt => Some(bounds),
+        _ => None,
+    });
+    let sent = needs.as_sent(overs.fold(Bounds::default(), Bounds::and));
+    limits.iter().all(|limit| limit.effect(&sent) == Effect::None)
 }
 
 struct World {
@@ -101,12 +102,8 @@ impl World {
 
     /// Whether a model takes a request, as it is or as it may be lowered.
     fn takes(&self, model: usize, needs: &Needs) -> bool {
-        let effects = self.models[model].iter().map(|refuses| refuses.limit(needs).effect(needs));
-        effects.into_iter().all(|effect| match effect {
-            Effect::None => true,
-            Effect::Over(_) => self.mode == ModelLimits::Adapt,
-            Effect::Refused => false,
-        })
+        let limits: Vec<_> = self.models[model].iter().map(|it| it.limit(needs)).collect();
+        takes(&limits, needs, self.mode)
     }
 
     /// One request, from slot to slot. Says whether it was served.
@@ -148,7 +145,7 @@ impl World {
             }
             asked.push((pick.slot.clone(), pick.bounds));
             tried.add(pick.slot.clone(), pick.bounds);
-            let sent = with(needs, pick.bounds);
+            let sent = needs.as_sent(pick.bounds);
             let Some(limit) = self.refusal(self.place_of(&pick.slot), &sent) else {
                 self.scheduler.note_served(&pick, PATH, needs);
                 return true;
@@ -164,12 +161,9 @@ impl World {
     }
 
     fn is_known_to_refuse(&self, slot: &Slot, needs: &Needs) -> bool {
-        let mut facts = self.scheduler.limits_of(slot, self.at.monotonic);
-        facts.any(|fact| match fact.limit.effect(needs) {
-            Effect::None => false,
-            Effect::Over(_) => self.mode == ModelLimits::Move,
-            Effect::Refused => true,
-        })
+        let facts = self.scheduler.limits_of(slot, self.at.monotonic);
+        let limits: Vec<_> = facts.map(|fact| fact.limit.clone()).collect();
+        !takes(&limits, needs, self.mode)
     }
 
     fn cursors(&self) -> Vec<usize> {

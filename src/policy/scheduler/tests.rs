@@ -1,4 +1,5 @@
 use super::*;
+use crate::policy::limits::{Limit, Media, ModelLimits, Needs, Thinking, UpperBound};
 
 const MONTH: Duration = Duration::from_secs(2_592_000);
 const BASE: Protocol = Protocol::OpenAi;
@@ -380,4 +381,71 @@ fn strangers_records_are_written_back() {
     assert_eq!(written.model_state["old:gone"], file.model_state["old:gone"]);
     assert_eq!(written.runtime_state["task:1"], file.runtime_state["task:1"]);
     assert_eq!(written.model_state.len(), 2);
+}
+
+/// Whom a request with a picture that allows so many tokens gets, and with which bound.
+fn see(scheduler: &mut Scheduler, needs: &Needs, at: Moment) -> Result<(Slot, Option<u64>), Next> {
+    let tried = Tried::default();
+    let ask = Ask { needs: Some(needs), ..ask(&tried) };
+    match scheduler.next_slot(&ask, at) {
+        Next::Slot(pick) => Ok((pick.slot, pick.bounds.output)),
+        next => Err(next),
+    }
+}
+
+fn with_picture(tokens: u64) -> Needs {
+    let outputs = vec![UpperBound { name: "max_tokens", value: tokens, span: 0..0 }];
+    Needs { media: Media::IMAGE, outputs, ..Needs::default() }
+}
+
+#[test]
+fn a_model_that_sees_gets_a_picture_even_if_a_bound_is_lowered_or_it_backs_off() {
+    let mut scheduler = scheduler(1, 3).with_limits(ModelLimits::Adapt, &["m3".to_owned()]);
+    let (at, needs) = (moment(START), with_picture(64_000));
+    let limit = Limit::MaxOutput { bound: 8_192, thinking: Thinking::Unsaid };
+    scheduler.learn_limit(&slot(1, 3), "/chat/completions", limit, "so", at);
+    assert_eq!(see(&mut scheduler, &needs, at).unwrap(), (slot(1, 3), Some(8_192)));
+    scheduler.bench_slot(&slot(1, 3), BASE, Rest::Growing, at.monotonic);
+    assert_eq!(see(&mut scheduler, &needs, at).unwrap(), (slot(1, 3), Some(8_192)));
+    let text = Needs { media: Media::default(), ..needs.clone() };
+    assert_eq!(see(&mut scheduler, &text, at).unwrap(), (slot(1, 1), None));
+    scheduler.learn_limit(&slot(1, 3), "/chat/completions", Limit::StreamsOnly, "so", at);
+    assert_eq!(see(&mut scheduler, &needs, at).unwrap(), (slot(1, 1), None), "it refuses");
+}
+
+#[test]
+fn a_picture_that_all_models_have_refused_goes_to_the_one_heard_longest_ago() {
+    let mut scheduler = scheduler(2, 2).with_limits(ModelLimits::Adapt, &[]);
+    let start = moment(START);
+    let later = |seconds| {
+        let time = Duration::from_secs(seconds);
+        Moment { calendar: START.plus(time), monotonic: start.monotonic + time }
+    };
+    let refuse = |scheduler: &mut Scheduler, slot: &Slot, seconds| {
+        let (path, limit) = ("/chat/completions", Limit::Media(Media::IMAGE));
+        scheduler.learn_limit(slot, path, limit, "blind", later(seconds))
+    };
+    let needs = with_picture(1);
+    refuse(&mut scheduler, &slot(1, 2), 1);
+    refuse(&mut scheduler, &slot(1, 1), 2);
+    assert_eq!(see(&mut scheduler, &needs, later(3)).unwrap().0, slot(1, 2));
+    refuse(&mut scheduler, &slot(1, 2), 3);
+    assert_eq!(see(&mut scheduler, &needs, later(4)).unwrap().0, slot(1, 1));
+    // One call for a request.
+    let mut tried = Tried::default();
+    let limit = Limit::Media(Media::IMAGE);
+    tried.add_refusal(scheduler.place(&slot(1, 1)), Bounds::default(), &limit);
+    let ask = Ask { needs: Some(&needs), has_answer: true, ..ask(&tried) };
+    assert!(matches!(scheduler.next_slot(&ask, later(4)), Next::NoneLeft));
+}
+
+#[test]
+fn a_model_that_is_known_to_refuse_pictures_is_not_asked_while_one_that_is_not_cools() {
+    let mut scheduler = scheduler(1, 2).with_limits(ModelLimits::Adapt, &[]);
+    let at = moment(START);
+    exhaust_next(&mut scheduler, START);
+    let limit = Limit::Media(Media::IMAGE);
+    scheduler.learn_limit(&slot(1, 2), "/chat/completions", limit, "blind", at);
+    let next = see(&mut scheduler, &with_picture(1), at).unwrap_err();
+    assert!(matches!(&next, Next::NoneTakes { said } if &**said == "blind"), "{next:?}");
 }

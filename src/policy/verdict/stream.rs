@@ -4,6 +4,7 @@
 //! yet. Later ones are for the client; of them only an exhaustion is learned.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{Judgement, MAX_ERROR_PREFIX, Verdict, classify_event, fault::Fault};
 use crate::policy::sse::{self, Blocks, Event};
@@ -40,6 +41,8 @@ pub(crate) fn opening_at_end(stream: &[u8]) -> Option<Event> {
 struct Told {
     r#type: String,
     output: Output,
+    /// Those of a chunk of OpenAI's chat.
+    choices: Value,
 }
 
 #[derive(Default, Deserialize)]
@@ -60,9 +63,31 @@ fn carries_nothing(event: &Event) -> bool {
         return true;
     }
     // What cannot be read so is something: the members of an answer have other types.
-    serde_json::from_slice(&event.data).is_ok_and(|Told { r#type, output }| {
-        is_one(r#type.as_bytes()) || output.message.phase == KEEP_ALIVE
+    serde_json::from_slice(&event.data).is_ok_and(|Told { r#type, output, choices }| {
+        is_one(r#type.as_bytes())
+            || output.message.phase == KEEP_ALIVE
+            || choices.as_array().is_some_and(|choices| say_who_speaks(choices))
     })
+}
+
+/// Whether choices only say who speaks: models send that before they have begun.
+fn say_who_speaks(choices: &[Value]) -> bool {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    let says_nothing = |choice: &Value| {
+        let (Some(members), Some(delta)) = (choice.as_object(), choice["delta"].as_object()) else {
+            return false;
+        };
+        let of_choice = members.iter().filter(|(name, _)| !matches!(&***name, "delta" | "index"));
+        let of_delta = delta.iter().filter(|(name, _)| *name != "role");
+        of_choice.chain(of_delta).all(|(_, value)| is_empty(value))
+    };
+    !choices.is_empty() && choices.iter().all(says_nothing)
 }
 
 /// Watches a stream go by for an exhaustion that comes too late to rotate. It keeps at most one
@@ -213,6 +238,8 @@ mod tests {
             data(r#"{"type":"message_start","message":{"id":"msg_1","usage":{"input_tokens":2}}}"#),
             data(r#"{"output":{"message":{"phase":"KeepAlive","content":"","extra":{}}},"request_id":"r"}"#),
             "data:\n\n".to_owned(),
+            data(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#),
+            data(r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":null,"reasoning_content":"","tool_calls":[]},"logprobs":null,"finish_reason":null}],"usage":null}"#),
         ];
         for passed in &nothing {
             assert_eq!(opening(passed.as_bytes()), None, "{passed}");
@@ -228,6 +255,22 @@ mod tests {
         let created = r#"{"type":"response.created","response":{"status":"in_progress"}}"#;
         let refused = format!("event:response.created\n:HTTP_STATUS/403\n{}", data(created));
         assert_eq!(judged(&refused).status, 403);
+    }
+
+    #[test]
+    fn a_chunk_that_says_a_word_calls_a_tool_or_ends_is_the_first_that_carries_something() {
+        for choices in [
+            r#"{"delta":{"role":"assistant","content":"a"}}"#,
+            r#"{"delta":{"role":"assistant","content":"","reasoning_content":"a"}}"#,
+            r#"{"delta":{"content":"","tool_calls":[{"index":0}]}}"#,
+            r#"{"delta":{"content":""},"finish_reason":"stop"}"#,
+            r#"{"delta":{"content":""}},{"delta":{"content":"a"}}"#,
+            r#"{"text":"a"}"#,
+            "",
+        ] {
+            let chunk = data(&format!(r#"{{"choices":[{choices}]}}"#));
+            assert!(opening(chunk.as_bytes()).is_some(), "{choices}");
+        }
     }
 
     #[test]

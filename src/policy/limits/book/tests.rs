@@ -129,6 +129,20 @@ fn the_smallest_input_that_was_refused_counts_and_a_larger_one_that_was_served_m
 }
 
 #[test]
+fn a_model_whose_own_budget_does_not_fit_under_its_lowered_bound_refuses() {
+    let (mut book, at) = (Book::default(), start());
+    let own = Limit::DefaultBudget { bound: 32_768, thinking: Thinking::Unsaid };
+    book.learn(place("m"), fact(max_output(8_192), at));
+    assert_eq!(book.fit(&place("m"), PATH, &allowing(64_000), at.monotonic), lowered(8_192));
+    book.learn(place("m"), fact(own, at));
+    assert!(refused(&book.fit(&place("m"), PATH, &allowing(64_000), at.monotonic)));
+    // A success with the lowered number disproves what was learned of it, and not the bound.
+    let bounds = Bounds { output: Some(8_192), budget: None };
+    book.note_success(&place("m"), PATH, &allowing(64_000), bounds);
+    assert_eq!(book.fit(&place("m"), PATH, &allowing(64_000), at.monotonic), lowered(8_192));
+}
+
+#[test]
 fn models_that_see_come_first_then_those_that_have_seen() {
     let (mut book, at) = (Book::new(ModelLimits::Adapt, vec!["sees".into()]), start());
     let picture = Needs { media: Media::IMAGE.and(Media::FILE), ..Needs::default() };

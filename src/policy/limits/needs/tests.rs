@@ -149,17 +149,84 @@ fn a_part_that_is_unknown_there_or_malformed_is_odd_and_no_medium() {
         (Wire::Messages, r#"{"type":"image","source":{"type":"base64","data":7}}"#),
         (Wire::Responses, r#"{"type":"image_url","image_url":{"url":"https://h"}}"#),
         (Wire::Native, r#"{"picture":"https://h"}"#),
+        (Wire::Native, r#"{"image":{"url":"https://h"}}"#),
+        (Wire::Native, r#"{"video":["https://h",7]}"#),
+        (Wire::Native, r#"{"text":7}"#),
+        (Wire::Chat, r#"{"type":"image_url","image_url":{"data":"aGk="}}"#),
+        (Wire::Chat, r#"{"type":"image_url","image_url":{"url":7}}"#),
+        (Wire::Chat, r#"{"type":"image_url","image_url":["https://h"]}"#),
+        (Wire::Responses, r#"{"type":"input_image","image_url":{"url":"https://h"}}"#),
+        (Wire::Responses, r#"{"type":"input_text","text":null}"#),
+        (Wire::Messages, r#"{"type":"text"}"#),
+        (Wire::Chat, r#"{"type":"text","text":["x"]}"#),
     ] {
         let needs = needs(
             wire,
             &content(part)
                 .replace("messages", if wire == Wire::Responses { "input" } else { "messages" }),
         );
-        assert!(needs.has_odd_parts || wire == Wire::Native, "{wire:?} {part} {needs:?}");
+        assert!(needs.has_odd_parts, "{wire:?} {part} {needs:?}");
         assert!(needs.media.is_empty(), "{wire:?} {part}");
     }
     let text = chat(&content(r#"{"type":"text","text":"{\"type\":\"image_url\"}"}"#));
     assert!(!text.has_odd_parts && text.media.is_empty());
+}
+
+#[test]
+fn what_is_no_part_beside_a_picture_is_odd() {
+    let chat = r#"{"type":"image_url","image_url":{"url":"https://h"}}"#;
+    let responses = r#"{"type":"input_image","image_url":"https://h"}"#;
+    let messages = r#"{"type":"image","source":{"type":"url","url":"https://h"}}"#;
+    for (wire, list, image) in [
+        (Wire::Chat, "messages", chat),
+        (Wire::Responses, "input", responses),
+        (Wire::Messages, "messages", messages),
+        (Wire::Native, "messages", r#"{"image":"https://h"}"#),
+    ] {
+        let told = |item: &str| {
+            let messages = format!(r#""{list}":[{{"role":"user","content":[{image}{item}]}}]"#);
+            let is_native = wire == Wire::Native;
+            let body = if is_native { format!("\"input\":{{{messages}}}") } else { messages };
+            needs(wire, &format!("{{{body}}}"))
+        };
+        let fine = told("");
+        assert!(!fine.has_odd_parts && fine.media == Media::IMAGE, "{wire:?}");
+        for item in [r#""hi""#, "7", "-7", "7.5", "true", "null", "[]", image] {
+            let item = if item == image { format!(",[{image}]") } else { format!(",{item}") };
+            assert!(told(&item).has_odd_parts, "{wire:?} {item}");
+        }
+        for item in [r#"{"type":"text"}"#, r#"{"type":"text","text":7}"#, "{}"] {
+            assert!(told(&format!(",{item}")).has_odd_parts, "{wire:?} {item}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_decoded_hides_nothing_behind_it() {
+    for odd in [
+        r#""content":"cut \ud83d""#,
+        r#""content":"\uDC00\\\"\ud83d""#,
+        r#""content":[{"type":"text","text":"cut \ud83d"}]"#,
+        r#""content":[{"type":"text","text":"x","n":1e999}]"#,
+        r#""content":[{"type":"text","text":1e999}]"#,
+        r#""content":1e999"#,
+        r#""content":"x","cut \ud83d":1"#,
+        r#""content":"x","n":-1e999"#,
+    ] {
+        let body = format!(
+            r#"{{"messages":[{{{odd},"role":"user"}},{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"https://h"}}}}]}}],"max_completion_tokens":1e999,"max_tokens" : 64000}}"#
+        );
+        let needs = Needs::of(body.as_bytes(), Wire::Chat, false);
+        assert_eq!(needs.media, Media::IMAGE, "{odd}");
+        let values: Vec<_> = needs.outputs.iter().map(|it| it.value).collect();
+        assert_eq!(values, [u64::MAX, 64_000], "{odd}");
+        let digits = needs.outputs.iter().map(|it| &body[it.span.clone()]);
+        assert_eq!(digits.collect::<Vec<_>>(), ["1e999", "64000"], "{odd}");
+        assert_eq!(needs.has_odd_parts, odd.contains(r#""text":1e999"#), "{odd}");
+    }
+    for body in ["\"\\", "{\"a\":\"\\ud8", "{\"a\":1e999", "[1e", "{\"é\":\"\\ud8é\""] {
+        assert_eq!(Needs::of(body.as_bytes(), Wire::Chat, false).size, body.len(), "no panic");
+    }
 }
 
 #[test]
@@ -175,10 +242,20 @@ fn tools_choices_formats_roles_and_parameters_are_found() {
         r#"{"type":"function","function":{"name":"f"}}"#,
         r#"{"type":"any"}"#,
         r#"{"name":"f","type":"tool"}"#,
+        r#"{"type":"allowed_tools","mode":"required","tools":[]}"#,
+        r#"{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[]}}"#,
     ] {
         assert!(chat(&format!("{{\"tool_choice\":{choice}}}")).forces_tool, "{choice}");
     }
-    for choice in [r#""auto""#, r#""none""#, "null", r#"{"type":"auto"}"#, r#"{"type":"none"}"#] {
+    for choice in [
+        r#""auto""#,
+        r#""none""#,
+        "null",
+        r#"{"type":"auto"}"#,
+        r#"{"type":"none"}"#,
+        r#"{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":"f"}]}"#,
+        r#"{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"type":"function"}]}}"#,
+    ] {
         assert!(!chat(&format!("{{\"tool_choice\":{choice}}}")).forces_tool, "{choice}");
     }
     assert!(chat(r#"{"response_format":{"type":"json_object"}}"#).wants_json);
