@@ -9,7 +9,9 @@
 //! as one that is sent along. So inline data is left out, and each thing that the request names in
 //! a member of its own has a price; the same words inside a text are escaped, and have none.
 
-use memchr::memmem;
+use memchr::{memchr, memchr2, memmem};
+
+use super::members::members;
 
 /// The most tokens that a picture takes: 16,384, in the models of the Qwen-VL family.
 const PICTURE: u64 = 16_384;
@@ -24,73 +26,150 @@ const PREFACE: u64 = 256;
 /// What a search on the web adds.
 const SEARCH: u64 = 16_384;
 
+/// What is taken for an answer that nobody has seen and whose request names no bound: the most that
+/// a common model of Qwen's writes in one.
+const ANSWER: u64 = 65_536;
+
+/// Members that bound what is written; DashScope bounds the thinking apart.
+const BOUNDS: [&[u8]; 3] = [b"max_tokens", b"max_completion_tokens", b"max_output_tokens"];
+const THINKING: &[u8] = b"thinking_budget";
+
+/// How many answers are wanted.
+const ANSWERS: &[u8] = b"n";
+
+/// Where DashScope's own protocol has these members.
+const PARAMETERS: &[u8] = b"parameters";
+
+/// Names a file that DashScope keeps, anywhere in a text.
+const FILE_ID: &[u8] = b"fileid://";
+
 /// Members and types, and what each may add.
-const PRICES: [(&[u8], u64); 16] = [
-    (b"\"image\"", PICTURE),
-    (b"\"image_url\"", PICTURE),
-    (b"\"input_image\"", PICTURE),
-    (b"\"video\"", CONTEXT),
-    (b"\"video_url\"", CONTEXT),
-    (b"\"audio\"", CONTEXT),
-    (b"\"input_audio\"", CONTEXT),
-    (b"\"document\"", CONTEXT),
-    (b"\"file\"", CONTEXT),
-    (b"\"input_file\"", CONTEXT),
-    (b"fileid://", CONTEXT),
-    (b"\"previous_response_id\"", CONTEXT),
-    (b"\"session_id\"", CONTEXT),
-    (b"\"enable_search\"", SEARCH),
-    (b"\"web_search\"", SEARCH),
-    (b"\"tools\"", PREFACE),
+const PRICES: [(&[u8], u64); 15] = [
+    (b"image", PICTURE),
+    (b"image_url", PICTURE),
+    (b"input_image", PICTURE),
+    (b"video", CONTEXT),
+    (b"video_url", CONTEXT),
+    (b"audio", CONTEXT),
+    (b"input_audio", CONTEXT),
+    (b"document", CONTEXT),
+    (b"file", CONTEXT),
+    (b"input_file", CONTEXT),
+    (b"previous_response_id", CONTEXT),
+    (b"session_id", CONTEXT),
+    (b"enable_search", SEARCH),
+    (b"web_search", SEARCH),
+    (b"tools", PREFACE),
 ];
 
-/// What stands before inline data: a URL of it, or Anthropic's and OpenAI's member for it.
-const INLINE: [&[u8]; 2] = [b"\"data:", b"\"data\""];
-
 /// Members that hold a URL of inline data. Anywhere else it is text like any other.
-const HOLDERS: [&[u8]; 6] =
-    [b"\"url\"", b"\"image\"", b"\"image_url\"", b"\"video\"", b"\"audio\"", b"\"file_data\""];
+const HOLDERS: [&[u8]; 6] = [b"url", b"image", b"image_url", b"video", b"audio", b"file_data"];
+
+/// What inline data begins with in such a member.
+const URL: &[u8] = b"data:";
+
+/// Anthropic's and OpenAI's member for inline data.
+const DATA: &[u8] = b"data";
 
 /// What says, shortly before it, that a member called `data` is inline data.
-const SOURCES: [&[u8]; 2] = [b"\"base64\"", b"\"input_audio\""];
+const SOURCES: [&[u8]; 2] = [b"base64", b"input_audio"];
 
 /// How far back that is looked for, in bytes.
 const SHORTLY: usize = 200;
 
-/// The most tokens that a request with this body can have.
+/// A string of the body, as it is written.
+#[derive(Clone, Copy, Default)]
+struct Text<'a> {
+    /// Where its first quote stands.
+    at: usize,
+    content: &'a [u8],
+    /// Whether it holds no escape and has an end.
+    is_plain: bool,
+}
+
+impl<'a> Text<'a> {
+    /// The next string from `from` on.
+    fn next(body: &'a [u8], from: usize) -> Option<Self> {
+        let at = from + memchr(b'"', body.get(from..)?)?;
+        let (mut end, mut is_plain) = (at + 1, true);
+        loop {
+            let Some(found) = body.get(end..).and_then(|rest| memchr2(b'"', b'\\', rest)) else {
+                return Some(Self { at, content: &body[at + 1..], is_plain: false });
+            };
+            end += found;
+            if body[end] == b'"' {
+                return Some(Self { at, content: &body[at + 1..end], is_plain });
+            }
+            (end, is_plain) = (end + 2, false);
+        }
+    }
+
+    /// The first byte behind it.
+    fn end(&self) -> usize {
+        self.at + self.content.len() + 2
+    }
+}
+
+/// The most tokens that a request with this body can have. It is read once, from string to string:
+/// megabytes of inline data are one step.
 #[must_use]
 pub(crate) fn most_input_tokens(body: &[u8]) -> u64 {
-    let prices = PRICES.iter().map(|(name, price)| {
-        let times = memmem::find_iter(body, name).count() as u64;
-        times.saturating_mul(*price)
-    });
-    let prices = prices.fold(0, u64::saturating_add);
-    (body.len() as u64 - inline_data(body)).saturating_add(prices)
-}
-
-/// How many bytes of a body are inline data.
-fn inline_data(body: &[u8]) -> u64 {
-    let url = memmem::find_iter(body, INLINE[0]).filter_map(|at| {
-        let before = body[..at].trim_ascii_end().strip_suffix(b":")?.trim_ascii_end();
-        HOLDERS.iter().any(|holder| before.ends_with(holder)).then_some(at + 1)
-    });
-    let member = memmem::find_iter(body, INLINE[1]).filter_map(|at| {
-        let before = &body[at.saturating_sub(SHORTLY)..at];
-        let is_source = SOURCES.iter().any(|word| memmem::find(before, word).is_some());
-        let behind = &body[at + INLINE[1].len()..];
-        let value = behind.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
-        let text = value.strip_prefix(b"\"").filter(|_| is_source)?;
-        Some(body.len() - text.len())
-    });
-    url.chain(member).map(|at| plain_length(&body[at..])).fold(0, u64::saturating_add)
-}
-
-/// How long the string is whose content begins here; 0 where it holds an escape.
-fn plain_length(text: &[u8]) -> u64 {
-    match memchr::memchr2(b'"', b'\\', text) {
-        Some(end) if text[end] == b'"' => end as u64,
-        _ => 0,
+    let file_id = memmem::Finder::new(FILE_ID);
+    let mut tokens = body.len() as u64;
+    let mut last = Text::default();
+    let mut source = None;
+    let mut from = 0;
+    while let Some(text) = Text::next(body, from) {
+        let is_value = body[from..text.at].trim_ascii() == b":";
+        if is_value && text.is_plain && is_inline(text.content, last, source) {
+            tokens -= text.content.len() as u64;
+        } else {
+            tokens = tokens.saturating_add(price(text.content, &file_id));
+        }
+        if SOURCES.contains(&text.content) {
+            source = Some(text.at);
+        }
+        from = text.end();
+        last = text;
     }
+    tokens
+}
+
+/// Whether the value of the member `name` is inline data. `source`: where the last word stands
+/// that says so of a `data`.
+fn is_inline(value: &[u8], name: Text<'_>, source: Option<usize>) -> bool {
+    HOLDERS.contains(&name.content) && value.starts_with(URL)
+        || name.content == DATA && source.is_some_and(|at| name.at - at <= SHORTLY)
+}
+
+/// What a string adds besides its bytes.
+fn price(content: &[u8], file_id: &memmem::Finder<'_>) -> u64 {
+    if let Some((_, price)) = PRICES.iter().find(|(name, _)| *name == content) {
+        return *price;
+    }
+    let files = file_id.find_iter(content).count() as u64;
+    files.saturating_mul(CONTEXT)
+}
+
+/// The most tokens that an answer can have had which never came: what its request allows.
+#[must_use]
+pub(crate) fn most_output_tokens(body: &[u8]) -> u64 {
+    let parameters = members(body).flatten().find(|it| it.name.as_bytes() == PARAMETERS);
+    let parameters = parameters.map_or(&b""[..], |it| &body[it.value]);
+    let most = |names: &[&[u8]]| {
+        let numbers = numbers_of(body, names).chain(numbers_of(parameters, names));
+        numbers.max()
+    };
+    let written = most(&BOUNDS).unwrap_or(ANSWER);
+    let each = written.saturating_add(most(&[THINKING]).unwrap_or(0));
+    each.saturating_mul(most(&[ANSWERS]).unwrap_or(1).max(1))
+}
+
+/// The numbers that members with one of these names have.
+fn numbers_of<'a>(object: &'a [u8], names: &'a [&[u8]]) -> impl Iterator<Item = u64> + 'a {
+    let named = members(object).map_while(Result::ok);
+    let named = named.filter(|it| names.contains(&it.name.as_bytes()));
+    named.filter_map(|it| serde_json::from_slice(&object[it.value]).ok())
 }
 
 #[cfg(test)]
@@ -147,6 +226,33 @@ mod tests {
             (r#"{"content":"{\"enable_search\":true,\"image\":\"x\"}"}"#, 0),
         ] {
             assert_eq!(tokens(body), body.len() as u64 + price, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_price_does_not_hang_on_where_its_name_stands() {
+        let quoted = r#"{"content":"say \"image\" \\","image":"x"}"#;
+        assert_eq!(tokens(quoted), quoted.len() as u64 + PICTURE);
+        let files = r#"{"content":"fileid://a,fileid://b"}"#;
+        assert_eq!(tokens(files), files.len() as u64 + 2 * CONTEXT);
+        let cut = r#"{"image":"data:AAAA"#;
+        assert_eq!(tokens(cut), cut.len() as u64 + PICTURE);
+    }
+
+    #[test]
+    fn an_answer_that_never_came_has_what_its_request_allows() {
+        for (body, tokens) in [
+            (r#"{"max_tokens":9}"#, 9),
+            (r#"{"max_completion_tokens":9,"max_tokens":7}"#, 9),
+            (r#"{"input":"max_tokens","max_output_tokens":5}"#, 5),
+            (r#"{"input":{"max_tokens":1},"parameters":{"max_tokens":6}}"#, 6),
+            (r#"{"max_tokens":9,"thinking_budget":30,"n":2}"#, 78),
+            (r#"{"max_tokens":null}"#, ANSWER),
+            (r#"{"messages":[{"max_tokens":1}]}"#, ANSWER),
+            ("no JSON", ANSWER),
+            (r#"{"max_tokens":18446744073709551615,"n":3}"#, u64::MAX),
+        ] {
+            assert_eq!(most_output_tokens(body.as_bytes()), tokens, "{body}");
         }
     }
 

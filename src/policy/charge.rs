@@ -18,6 +18,12 @@ pub(crate) struct Charge {
 }
 
 impl Charge {
+    /// A call that was sent and got no answer, with the most that it can have used.
+    #[must_use]
+    pub(crate) fn unanswered(most: u64) -> Self {
+        Self { said: None, estimated: most }
+    }
+
     /// Tokens, said and estimated.
     #[must_use]
     pub(crate) fn tokens(&self) -> u64 {
@@ -75,17 +81,28 @@ impl Metered {
     pub(crate) fn charge(&self, whole: bool, input: impl FnOnce() -> u64) -> Charge {
         let said = self.scan.usage();
         let (text, behind) = self.text.text(self.is_stream);
+        if self.is_told(whole, said, (text, behind)) {
+            return Charge { said, estimated: 0 };
+        }
+        let usage = said.unwrap_or_default();
+        let output = if said.is_some() { usage.output.saturating_add(behind) } else { text };
+        let most = input().saturating_add(output);
+        Charge { said, estimated: most.saturating_sub(usage.tokens()) }
+    }
+
+    /// Whether nothing would have to be estimated if it ended here.
+    #[must_use]
+    pub(crate) fn says_all(&self, whole: bool) -> bool {
+        self.is_told(whole, self.scan.usage(), self.text.text(self.is_stream))
+    }
+
+    fn is_told(&self, whole: bool, said: Option<Usage>, (text, behind): (u64, u64)) -> bool {
         let usage = said.unwrap_or_default();
         let are_trifles = behind == 0 || behind <= MOST_TRIFLES && behind < text;
         let is_last_word = !self.is_stream || are_trifles;
         let is_all = (whole || self.has_ended) && is_last_word && !usage.lacks_input;
         let is_task = said.is_none() && !self.is_stream && self.scan.makes_task();
-        if said.is_some() && (is_all || usage.in_other_units) || is_task {
-            return Charge { said, estimated: 0 };
-        }
-        let output = if said.is_some() { usage.output.saturating_add(behind) } else { text };
-        let most = input().saturating_add(output);
-        Charge { said, estimated: most.saturating_sub(usage.tokens()) }
+        said.is_some() && (is_all || usage.in_other_units) || is_task
     }
 }
 

@@ -56,6 +56,12 @@ impl Endpoint {
         matches!(self.rule, Rule::Pinned { upload: true, .. })
     }
 
+    /// Whether what comes out is text, and not vectors or scores.
+    #[must_use]
+    pub(crate) fn writes_text(&self) -> bool {
+        !["embedding", "rerank"].iter().any(|word| self.path.contains(word))
+    }
+
     /// How it writes its messages.
     #[must_use]
     pub(crate) fn wire(&self) -> Wire {

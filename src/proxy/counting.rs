@@ -29,6 +29,8 @@ pub(super) struct Counting<'a> {
     /// What it has been counted as so far.
     counted: Option<Charge>,
     changed: bool,
+    /// Whether a guard goes by it, which must know before the client does.
+    is_urgent: bool,
 }
 
 impl<'a> Counting<'a> {
@@ -40,6 +42,7 @@ impl<'a> Counting<'a> {
         answer: &Answer,
         length: Option<u64>,
     ) -> Self {
+        let is_urgent = proxy.scheduler.lock().guard().limit(&slot.model).is_some();
         let metered = Metered::new(is_event_stream(&answer.headers));
         Self {
             proxy,
@@ -51,15 +54,18 @@ impl<'a> Counting<'a> {
             is_done: false,
             counted: None,
             changed: false,
+            is_urgent,
         }
     }
 
-    /// What the client is about to get; nothing at all before its clean end.
+    /// What the client is about to get; nothing at all before its clean end. An estimate takes a
+    /// pass over the request, and waits for the answer's end where no guard needs it.
     pub(super) fn see(&mut self, bytes: &[u8]) {
         self.metered.see(bytes);
         self.missing = self.missing.map(|missing| missing.saturating_sub(bytes.len() as u64));
         self.is_whole |= bytes.is_empty() || self.missing == Some(0);
-        if self.is_whole || self.metered.has_ended() && self.counted.is_none() {
+        let is_due = self.is_whole || self.metered.has_ended() && self.counted.is_none();
+        if is_due && (self.is_urgent || self.metered.says_all(self.is_whole)) {
             self.count();
         }
     }
@@ -106,21 +112,45 @@ impl<'a> Counting<'a> {
     }
 
     fn add(&mut self, slot: &Slot, requests: u64, charge: &Charge) {
-        let proxy = self.proxy;
+        self.changed |= self.proxy.add_usage(self.request, slot, requests, charge);
+    }
+}
+
+impl Proxy {
+    /// Counts a call that upstream had whole and did not answer: it may have worked on it, and
+    /// DashScope charges for that. Says whether there is something to write.
+    pub(super) fn count_unanswered(&self, request: &ClientRequest, slot: &Slot) -> bool {
+        let input = bound::most_input_tokens(&request.body);
+        let output = if request.endpoint.writes_text() {
+            bound::most_output_tokens(&request.body)
+        } else {
+            0
+        };
+        let charge = Charge::unanswered(input.saturating_add(output));
+        self.add_usage(request, slot, 1, &charge)
+    }
+
+    fn add_usage(
+        &self,
+        request: &ClientRequest,
+        slot: &Slot,
+        requests: u64,
+        charge: &Charge,
+    ) -> bool {
         let (counted, revision) = {
-            let mut scheduler = proxy.scheduler.lock();
+            let mut scheduler = self.scheduler.lock();
             let counted = scheduler.count(slot, requests, charge, clock::now());
             (counted, scheduler.revision())
         };
-        self.changed |= counted.changed;
         let said = charge.said.unwrap_or_default();
         let spent = Spent { input: said.input, output: said.output, estimated: charge.estimated };
-        proxy.metrics.used(proxy.pool.label(slot.key), proxy.model_name(slot), spent);
+        self.metrics.used(self.pool.label(slot.key), self.model_name(slot), spent);
         if let Some(left) = counted.left {
             // It is written while the next slot is asked; the answer of that waits for it.
-            proxy.store.request(revision);
-            log_guard(&format!("id={} ", self.request.id), &proxy.pool.show(slot), &left);
+            self.store.request(revision);
+            log_guard(&format!("id={} ", request.id), &self.pool.show(slot), &left);
         }
+        counted.changed
     }
 }
 

@@ -90,7 +90,12 @@ impl Proxy {
         walk.tried.add(pick.slot.clone(), pick.bounds);
         let judged = match self.attempt(task, &pick, client) {
             Ok(judged) => judged,
-            Err(error) => return ControlFlow::Break(Outcome::Failed(error)),
+            Err(error) => {
+                if error.sent {
+                    task.story.learned |= self.count_unanswered(task.request, &pick.slot);
+                }
+                return ControlFlow::Break(Outcome::Failed(error));
+            }
         };
         task.story.last = Some(Answered::of(&pick.slot, &judged));
         let verdict = judged.judgement.verdict;
@@ -190,7 +195,9 @@ impl Proxy {
                 Some(Failed { code: judgement.code().to_owned(), request_id: request_id.clone() });
         }
         let (request, slot) = (task.request, pick.slot.clone());
-        let mut counting = (verdict == Verdict::Success)
+        // A client that left before its first event is nobody's mistake, and the tokens are used.
+        let was_left = held.ended_by_client() && (200..300).contains(&answer.status);
+        let mut counting = (verdict == Verdict::Success || was_left)
             .then(|| Counting::new(self, request, slot, &answer, head.length));
         let mut late = is_success_stream(&answer).then(LateScan::default);
         let mut learn = |found: Option<Judgement>| {

@@ -23,6 +23,8 @@ pub(crate) struct CallError {
     pub step: Step,
     /// Whether upstream cannot have worked on the request, so that it may be sent once more.
     pub repeatable: bool,
+    /// Whether it had all of the request, so that it may have worked on it and charge for that.
+    pub sent: bool,
 }
 
 /// The kinds of failure that are told apart.
@@ -44,7 +46,13 @@ pub(crate) enum FailureKind {
 
 impl CallError {
     pub(super) fn broken(cause: String) -> Self {
-        Self { cause, kind: FailureKind::Broken, step: Step::Answer, repeatable: false }
+        Self {
+            cause,
+            kind: FailureKind::Broken,
+            step: Step::Answer,
+            repeatable: false,
+            sent: false,
+        }
     }
 
     /// What a client sends cannot be sent on.
@@ -61,6 +69,7 @@ impl CallError {
             kind: FailureKind::ClientLeft,
             step: Step::Answer,
             repeatable: false,
+            sent: false,
         }
     }
 
@@ -79,11 +88,13 @@ impl CallError {
             }
             Stage::Receiving => false,
         };
+        let repeatable = kind == FailureKind::Broken && unprocessed;
         Self {
             cause: in_words(error, stage),
             kind,
             step: exchange::failing_step(),
-            repeatable: kind == FailureKind::Broken && unprocessed,
+            repeatable,
+            sent: stage >= Stage::Waiting && !repeatable && !exchange::is_not_received(),
         }
     }
 }

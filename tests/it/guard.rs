@@ -13,6 +13,7 @@ use crate::failover::{BODY, STREAMED, served_by, shown};
 use crate::harness::{
     AUTH, Answer, Builder, Client, LIMIT, Proxy, get, key_hash, post, record, request,
 };
+use crate::upstream::ClosedPort;
 
 const NATIVE: &str = "/api/v1/services/aigc/text-generation/generation";
 const EMBEDDINGS: &str = "/v1/embeddings";
@@ -281,6 +282,62 @@ fn a_client_that_leaves_in_the_middle_is_counted_for_what_had_come() {
     standin.reply("k1", "m1", Reply::json(200, TWELVE));
     post(&proxy, CHAT, "{}");
     assert_eq!(standin.slots().last().unwrap(), "k1/m1", "it was not left too early");
+}
+
+#[test]
+fn a_call_that_was_sent_and_got_no_answer_counts_at_its_most() {
+    let bounded = r#"{"model":"any","messages":[],"max_tokens":500}"#;
+    let hello = r#"{"model":"m1","input":"hello"}"#;
+    for (path, body, output) in [(CHAT, bounded, 500), (CHAT, BODY, 65_536), (EMBEDDINGS, hello, 0)]
+    {
+        let standin = StandIn::start().unwrap();
+        standin.reply("*", "*", Reply::HangBeforeHead);
+        let proxy = Proxy::builder(&standin).env("UPSTREAM_TIMEOUT_SECONDS", "1").start();
+        assert_eq!(ask(&proxy, path, body).status, 504);
+        assert_eq!(used(&proxy, "k1", "m1"), [0, body.len() as u64 + output], "{path} {body}");
+    }
+    let standin = StandIn::start().unwrap();
+    standin.reply("*", "*", Reply::CloseBeforeHead);
+    let proxy = Proxy::start(&standin);
+    assert_eq!(ask(&proxy, CHAT, bounded).status, 502);
+    assert_eq!(used(&proxy, "k1", "m1"), [0, bounded.len() as u64 + 500]);
+}
+
+#[test]
+fn a_client_that_leaves_before_the_answer_is_counted_for_it() {
+    let bounded = r#"{"model":"any","messages":[],"max_tokens":500,"stream":true}"#;
+    let opening = Part::now("data: {\"choices\":[");
+    for (reply, least) in [
+        (Reply::HangBeforeHead, bounded.len() as u64 + 500),
+        (Reply::sse(vec![opening], End::Hang), bounded.len() as u64),
+    ] {
+        let standin = StandIn::start().unwrap();
+        standin.reply("k1", "m1", reply);
+        let proxy = small(&standin).start();
+        let mut client = proxy.connect();
+        client.send("POST", CHAT, &[AUTH], bounded.as_bytes());
+        assert!(standin.wait_calls(1, LIMIT));
+        drop(client);
+        assert!(proxy.wait_log(" request id=1 ", LIMIT));
+        let [said, estimated] = used(&proxy, "k1", "m1");
+        assert!(said == 0 && estimated >= least, "{estimated} of {least}");
+    }
+}
+
+#[test]
+fn a_call_that_cannot_have_been_worked_on_counts_nothing() {
+    let standin = StandIn::start().unwrap();
+    let proxy = small(&standin)
+        .env("OPENAI_UPSTREAM_BASE_URL", format!("{}/v1", ClosedPort::new().origin()))
+        .start();
+    assert_eq!(ask(&proxy, CHAT, BODY).status, 502);
+    assert_eq!(used(&proxy, "k1", "m1"), [0, 0], "nothing was sent");
+    let proxy = small(&standin).start();
+    standin.reply("k1", "m1", Reply::json(200, TWELVE));
+    ask(&proxy, CHAT, BODY);
+    standin.reply("k1", "m1", Reply::OnUsed(Box::new(Reply::CloseBeforeHead)));
+    assert_eq!(ask(&proxy, CHAT, BODY).header("x-proxy-attempts"), Some("2"));
+    assert_eq!(proxy.slot("k1", "m1")["requests"], 2, "the repeated one counts once");
 }
 
 #[test]

@@ -16,9 +16,9 @@ const PREFIX: &str = "usage:";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Tally {
-    /// Answers.
+    /// Answers, and calls that were sent whole and got none.
     pub requests: u64,
-    /// Answers that did not say what they used.
+    /// Those of them that did not say what they used.
     pub unknown_requests: u64,
     /// Tokens that went in.
     pub input_tokens: u64,
