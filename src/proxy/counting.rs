@@ -118,8 +118,12 @@ impl<'a> Counting<'a> {
 
 impl Proxy {
     /// Counts a call that upstream had whole and did not answer: it may have worked on it, and
-    /// DashScope charges for that. Says whether there is something to write.
+    /// DashScope charges for that. Only where a guard goes by the count, because it is the most that
+    /// it can have been. Says whether there is something to write.
     pub(super) fn count_unanswered(&self, request: &ClientRequest, slot: &Slot) -> bool {
+        if self.scheduler.lock().guard().limit(&slot.model).is_none() {
+            return false;
+        }
         let input = bound::most_input_tokens(&request.body);
         let output = if request.endpoint.writes_text() {
             bound::most_output_tokens(&request.body)

@@ -308,7 +308,7 @@ impl Client for Answer {
         if !self.pending.is_empty() {
             self.write_pending()?;
         }
-        if self.last {
+        if self.last || self.turn.is_last() && !self.client_closes {
             // Before the library may write: it answers by itself what it cannot read.
             self.turn.end_output();
         }

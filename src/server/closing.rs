@@ -6,6 +6,7 @@ use std::sync::Arc;
 use log::debug;
 use tiny_http::Request;
 
+use super::connections::Id;
 use super::fd::Kept;
 use super::intake::Front;
 use super::refusals::{self, Disposal};
@@ -16,20 +17,20 @@ impl Front {
     /// client has read that answer or has had the time to. Until then what it sends is thrown
     /// away, because it would make the system reset the connection under the answer; and only then
     /// are its further requests dropped, because a drop reads their bodies.
-    pub(super) fn close(self: &Arc<Self>, peer: SocketAddr, ended: Option<Kept>) {
+    pub(super) fn close(self: &Arc<Self>, peer: SocketAddr, id: Id, ended: Option<Kept>) {
         match ended.or_else(|| self.connection(peer)) {
-            None => self.drop_line(peer),
+            None => self.drop_line(peer, id),
             Some(connection) => {
                 connection.end_output();
                 let front = Arc::clone(self);
-                self.lingerer.linger(connection, move || front.drop_line(peer));
+                self.lingerer.linger(connection, move || front.drop_line(peer, id));
             }
         }
     }
 
     /// A connection is shut: what waits behind its last answer can be dropped.
-    pub(super) fn drop_line(self: &Arc<Self>, peer: SocketAddr) {
-        let line = self.connections.take_line(peer, clock::instant());
+    pub(super) fn drop_line(self: &Arc<Self>, peer: SocketAddr, id: Id) {
+        let line = self.connections.take_line(peer, id, clock::instant());
         line.into_iter().for_each(|request| self.bury(request));
     }
 

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -52,9 +52,14 @@ pub(super) enum Activity {
     Lingering,
 }
 
+/// Which connection of an address is meant: another one may have taken its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Id(u64);
+
 /// One connection.
 #[derive(Debug)]
 struct Known {
+    id: Id,
     activity: Activity,
     /// When it began to do that.
     since: Instant,
@@ -82,6 +87,8 @@ pub(super) struct Sight {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     known: Mutex<HashMap<SocketAddr, Known>>,
+    /// How many there have been.
+    count: AtomicU64,
     in_flight: AtomicUsize,
 }
 
@@ -89,7 +96,7 @@ pub(super) struct Connections {
 #[derive(Debug)]
 pub(super) enum Arrival {
     /// It is its turn. `first`: the connection had never asked before.
-    Now { request: Request, first: bool },
+    Now { request: Request, id: Id, first: bool },
     /// It waits.
     Later,
     /// Its connection is condemned, and nothing of it is in work: the request is to be dropped.
@@ -116,14 +123,14 @@ impl Connections {
     /// A request arrives. One whose turn it is must be followed by [`Connections::finish`].
     pub(super) fn arrive(&self, peer: SocketAddr, request: Request, now: Instant) -> Arrival {
         let mut known = self.known.lock();
-        let connection = known.entry(peer).or_insert_with(|| Known::new(now));
+        let connection = known.entry(peer).or_insert_with(|| self.begin(now));
         match connection.activity {
             Activity::Mute | Activity::Idle if connection.condemned => Arrival::Dead(request),
             Activity::Mute | Activity::Idle => {
                 let first = matches!(connection.activity, Activity::Mute);
                 connection.has_turn = true;
                 self.set(connection, Activity::Waiting, now);
-                Arrival::Now { request, first }
+                Arrival::Now { request, id: connection.id, first }
             }
             // The answers before it are over, and there is no body to read: it can be dropped.
             Activity::Lingering if connection.can_drop(&request) => Arrival::Dead(request),
@@ -154,15 +161,32 @@ impl Connections {
         self.known.lock().get(&peer).is_some_and(|connection| connection.condemned)
     }
 
-    /// What is known of this address does not hold for the connection that it has now.
-    pub(super) fn forget(&self, peer: SocketAddr) {
-        self.known.lock().remove(&peer);
+    /// Whether this address had its last answer: whatever it sends now is either too late, or comes
+    /// over another connection.
+    pub(super) fn is_over(&self, peer: SocketAddr) -> bool {
+        self.known.lock().get(&peer).is_some_and(|connection| {
+            connection.condemned
+                && (connection.is_at_rest() || connection.activity == Activity::Lingering)
+        })
+    }
+
+    /// What is known of this address does not hold for the connection that it has now. Gives what
+    /// waited, to be dropped.
+    pub(super) fn forget(&self, peer: SocketAddr) -> VecDeque<Request> {
+        let mut known = self.known.lock();
+        let Some(mut connection) = known.remove(&peer) else { return VecDeque::new() };
+        // For the count.
+        let since = connection.since;
+        self.set(&mut connection, Activity::Idle, since);
+        connection.line
     }
 
     /// The request in work is done.
-    pub(super) fn finish(&self, peer: SocketAddr, now: Instant) -> Rest {
+    pub(super) fn finish(&self, peer: SocketAddr, id: Id, now: Instant) -> Rest {
         let mut known = self.known.lock();
-        let Some(connection) = known.get_mut(&peer) else { return Rest::Nothing };
+        let Some(connection) = known.get_mut(&peer).filter(|connection| connection.id == id) else {
+            return Rest::Nothing;
+        };
         if connection.condemned {
             connection.has_turn = false;
             let has_lingered = connection.activity == Activity::Lingering;
@@ -183,9 +207,11 @@ impl Connections {
     }
 
     /// A connection that lingered is shut: what waits, to be dropped in this order.
-    pub(super) fn take_line(&self, peer: SocketAddr, now: Instant) -> VecDeque<Request> {
+    pub(super) fn take_line(&self, peer: SocketAddr, id: Id, now: Instant) -> VecDeque<Request> {
         let mut known = self.known.lock();
-        let Some(connection) = known.get_mut(&peer) else { return VecDeque::new() };
+        let Some(connection) = known.get_mut(&peer).filter(|connection| connection.id == id) else {
+            return VecDeque::new();
+        };
         self.set(connection, Activity::Idle, now);
         std::mem::take(&mut connection.line)
     }
@@ -218,7 +244,7 @@ impl Connections {
             connection.missing_since.get_or_insert(now);
         }
         for socket in sockets {
-            let connection = known.entry(socket.peer).or_insert_with(|| Known::new(now));
+            let connection = known.entry(socket.peer).or_insert_with(|| self.begin(now));
             connection.missing_since = None;
             connection.fd = Some(socket.fd);
         }
@@ -231,6 +257,10 @@ impl Connections {
                 age: now.saturating_duration_since(connection.since),
             })
             .collect()
+    }
+
+    fn begin(&self, now: Instant) -> Known {
+        Known::new(Id(self.count.fetch_add(1, Ordering::Relaxed)), now)
     }
 
     fn set(&self, connection: &mut Known, activity: Activity, now: Instant) {
@@ -253,8 +283,9 @@ impl Activity {
 }
 
 impl Known {
-    fn new(now: Instant) -> Self {
+    fn new(id: Id, now: Instant) -> Self {
         Self {
+            id,
             activity: Activity::Mute,
             since: now,
             line: VecDeque::new(),

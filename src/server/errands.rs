@@ -13,7 +13,6 @@ use super::bodies::{self, ReceiveError, Received};
 use super::connections::Activity;
 use super::head;
 use super::intake::{Front, Pending};
-use super::refusals;
 use super::workers::Job;
 use crate::clock;
 use crate::error::ProxyError;
@@ -199,11 +198,16 @@ impl Front {
             return self.answer_to(pending).respond(head, body);
         }
         let Pending { request, head: asked, turn, .. } = pending;
-        turn.turn_to(Activity::Lingering);
         // What the client sends from here on would be taken for another request.
         turn.condemn();
         let answer = answer::whole(head, body, asked.method == "HEAD");
         let connection = turn.connection();
+        if let Some(connection) = &connection {
+            connection.send(&answer);
+            connection.end_output();
+        }
+        // Not before our side has ended: what stands then is another connection.
+        turn.turn_to(Activity::Lingering);
         let front = Arc::clone(self);
         let dispose = move || {
             let undertakers = Arc::clone(&front.undertakers);
@@ -212,6 +216,9 @@ impl Front {
                 drop(turn);
             });
         };
-        refusals::answer_past_library(connection, &self.lingerer, &answer, dispose);
+        match connection {
+            None => dispose(),
+            Some(connection) => self.lingerer.linger(connection, dispose),
+        }
     }
 }

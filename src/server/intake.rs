@@ -177,23 +177,19 @@ impl Front {
             // While they can be found: later the connection is shut.
             self.undroppable.lock().insert(peer, self.descriptors.numbered(peer));
         }
-        let mut arrival = self.connections.arrive(peer, request, clock::instant());
-        let mut is_reborn = false;
-        if let Arrival::Dead(request) = arrival {
-            // The condemned one was shut, so what stands is another connection from the same port.
-            is_reborn = self.descriptors.find(peer).is_some_and(Connection::is_established);
-            arrival = Arrival::Dead(request);
+        // Of a connection that had its last answer our side has ended: one that stands is another, from
+        // the same port.
+        let is_reborn = self.connections.is_over(peer)
+            && self.descriptors.find(peer).is_some_and(Connection::is_established);
+        if is_reborn {
+            self.connections.forget(peer).into_iter().for_each(|request| self.bury(request));
         }
-        if is_reborn && let Arrival::Dead(request) = arrival {
-            self.connections.forget(peer);
-            arrival = self.connections.arrive(peer, request, clock::instant());
-        }
-        match arrival {
-            Arrival::Now { request, first } => {
+        match self.connections.arrive(peer, request, clock::instant()) {
+            Arrival::Now { request, id, first } => {
                 if first {
                     self.poker.poke(1);
                 }
-                self.dispatch(peer, request, is_reborn);
+                self.dispatch(Turn::new(self, peer, id), request, is_reborn);
             }
             Arrival::Later => {}
             Arrival::Dead(request) => self.bury(request),
@@ -210,10 +206,9 @@ impl Front {
 
     /// Hands a request whose turn it is to whoever may wait for its client. `waited`: it came while
     /// another one of its connection was in work.
-    pub(super) fn dispatch(self: &Arc<Self>, peer: SocketAddr, request: Request, waited: bool) {
+    pub(super) fn dispatch(self: &Arc<Self>, turn: Turn, request: Request, waited: bool) {
         let arrived = clock::instant();
-        let turn = Turn::new(self, peer);
-        let head = Head::of(&request, peer);
+        let head = Head::of(&request, turn.peer());
         fault_point("intake", head.query.as_deref());
         let pending =
             Pending { request, head, arrived, waited, turn, is_read: false, is_last: false };

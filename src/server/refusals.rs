@@ -150,24 +150,6 @@ pub(super) enum Disposal {
 /// A connection's descriptors, as they are before it is shut; after that they are not found.
 pub(super) type Numbers = Vec<(RawFd, Option<String>)>;
 
-/// Sends `answer` past the library, and ends our side of the connection. Does not wait: `dispose`
-/// is called when the client has read it, or has had the time to.
-pub(super) fn answer_past_library(
-    connection: Option<Kept>,
-    lingerer: &Lingerer,
-    answer: &[u8],
-    dispose: impl FnOnce() + Send + 'static,
-) {
-    match connection {
-        None => dispose(),
-        Some(connection) => {
-            connection.send(answer);
-            connection.end_output();
-            lingerer.linger(connection, dispose);
-        }
-    }
-}
-
 /// Whether dropping a request is safe. It makes the library allocate what is left of the body. That is
 /// address space only, and the read ends at once; but an allocation that the system refuses ends
 /// the process, so the system is asked first. (What is too large for any allocation panics, which

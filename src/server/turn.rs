@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::connections::{Activity, Rest};
+use super::connections::{Activity, Id, Rest};
 use super::fd::Kept;
 use super::intake::Front;
 use crate::clock;
@@ -14,13 +14,18 @@ use crate::upstream::ClientWatch;
 pub(super) struct Turn {
     front: Arc<Front>,
     peer: SocketAddr,
+    id: Id,
     /// The connection, once its output has ended: the library may close it with its last writer.
     ended: Option<Kept>,
 }
 
 impl Turn {
-    pub(super) fn new(front: &Arc<Front>, peer: SocketAddr) -> Self {
-        Self { front: Arc::clone(front), peer, ended: None }
+    pub(super) fn new(front: &Arc<Front>, peer: SocketAddr, id: Id) -> Self {
+        Self { front: Arc::clone(front), peer, id, ended: None }
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.peer
     }
 
     /// Whether this is the connection's last turn: the process stops, or too much came behind it.
@@ -61,11 +66,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        match self.front.connections.finish(self.peer, clock::instant()) {
+        let (peer, id) = (self.peer, self.id);
+        match self.front.connections.finish(peer, id, clock::instant()) {
             Rest::Nothing => {}
-            Rest::Next(request) => self.front.dispatch(self.peer, request, true),
-            Rest::Close => self.front.close(self.peer, self.ended.take()),
-            Rest::Shut => self.front.drop_line(self.peer),
+            Rest::Next(request) => {
+                self.front.dispatch(Self::new(&self.front, peer, id), request, true);
+            }
+            Rest::Close => self.front.close(peer, id, self.ended.take()),
+            Rest::Shut => self.front.drop_line(peer, id),
         }
     }
 }

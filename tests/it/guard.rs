@@ -292,15 +292,21 @@ fn a_call_that_was_sent_and_got_no_answer_counts_at_its_most() {
     {
         let standin = StandIn::start().unwrap();
         standin.reply("*", "*", Reply::HangBeforeHead);
-        let proxy = Proxy::builder(&standin).env("UPSTREAM_TIMEOUT_SECONDS", "1").start();
+        let proxy = Proxy::builder(&standin)
+            .env("UPSTREAM_TIMEOUT_SECONDS", "1")
+            .env("QUOTA_GUARD", "100")
+            .start();
         assert_eq!(ask(&proxy, path, body).status, 504);
         assert_eq!(used(&proxy, "k1", "m1"), [0, body.len() as u64 + output], "{path} {body}");
     }
     let standin = StandIn::start().unwrap();
     standin.reply("*", "*", Reply::CloseBeforeHead);
-    let proxy = Proxy::start(&standin);
-    assert_eq!(ask(&proxy, CHAT, bounded).status, 502);
-    assert_eq!(used(&proxy, "k1", "m1"), [0, bounded.len() as u64 + 500]);
+    // Where nothing goes by it, the most that it can have been says too little.
+    for (guard, counted) in [("100", bounded.len() as u64 + 500), ("off", 0)] {
+        let proxy = Proxy::builder(&standin).env("QUOTA_GUARD", guard).start();
+        assert_eq!(ask(&proxy, CHAT, bounded).status, 502);
+        assert_eq!(used(&proxy, "k1", "m1"), [0, counted], "{guard}");
+    }
 }
 
 #[test]
