@@ -2,8 +2,8 @@
 //!
 //! DashScope has three families of names (facts, section 3): `prompt_tokens` and
 //! `completion_tokens`, `input_tokens` and `output_tokens`, and what is not counted in tokens:
-//! images, seconds, characters. In a stream the last `usage` counts; what it leaves out was told
-//! in the first.
+//! images, seconds, characters. A stream tells what it has used so far, or at first a guess, and a
+//! tool's arguments may hold a `usage` of their own: of all that is said the most counts.
 
 use std::fmt;
 
@@ -68,7 +68,7 @@ impl Usage {
 pub(crate) struct UsageScan {
     kept: Vec<u8>,
     /// What the beginning said, once all of it has been seen.
-    first: Option<Told>,
+    first: Most,
     has_begun: bool,
 }
 
@@ -82,7 +82,7 @@ impl UsageScan {
             if self.kept.len() < HEAD {
                 return;
             }
-            self.first = first_in(&self.kept);
+            self.first = Most::said_in(&self.kept);
             self.has_begun = true;
         }
         let bytes = &bytes[bytes.len().saturating_sub(TAIL)..];
@@ -112,18 +112,11 @@ impl UsageScan {
     /// What the answer said, if it said it.
     #[must_use]
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let first = if self.has_begun { self.first } else { first_in(&self.kept) };
         // More may be kept, by how the answer was cut: that must not change what is found.
         let tail = &self.kept[self.kept.len().saturating_sub(TAIL)..];
-        let last = memchr::memmem::rfind_iter(tail, NAME);
-        let last = last.filter_map(|at| object_at::<Told>(tail, at)).next();
-        let (first, last) = (first.unwrap_or_default(), last.unwrap_or_default());
-        let input = last.input().or(first.input());
-        let output = last.output().or(first.output());
-        let images = number(last.image_count.or(first.image_count));
-        let in_other_units = last.has_other_units() || first.has_other_units();
+        let Most { input, output, total, images, in_other_units } =
+            self.first.or_more(Most::said_in(tail));
         // An embedding has a total and nothing else.
-        let total = number(last.total_tokens);
         let input = input.or(if output.is_none() { total } else { None });
         if input.is_none() && output.is_none() && images.is_none() && !in_other_units {
             return None;
@@ -165,8 +158,42 @@ impl UsageScan {
     }
 }
 
-fn first_in(head: &[u8]) -> Option<Told> {
-    memchr::memmem::find_iter(head, NAME).find_map(|at| object_at(head, at))
+/// The most that any `usage` says of each thing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Most {
+    input: Option<u64>,
+    output: Option<u64>,
+    total: Option<u64>,
+    images: Option<u64>,
+    in_other_units: bool,
+}
+
+impl Most {
+    fn said_in(bytes: &[u8]) -> Self {
+        let objects = memchr::memmem::find_iter(bytes, NAME);
+        let told = objects.filter_map(|at| object_at::<Told>(bytes, at));
+        told.fold(Self::default(), |most, told| most.or_more(Self::of(&told)))
+    }
+
+    fn of(told: &Told) -> Self {
+        Self {
+            input: told.input(),
+            output: told.output(),
+            total: number(told.total_tokens),
+            images: number(told.image_count),
+            in_other_units: told.has_other_units(),
+        }
+    }
+
+    fn or_more(self, other: Self) -> Self {
+        Self {
+            input: self.input.max(other.input),
+            output: self.output.max(other.output),
+            total: self.total.max(other.total),
+            images: self.images.max(other.images),
+            in_other_units: self.in_other_units || other.in_other_units,
+        }
+    }
 }
 
 /// The object behind the name that stands at `at`; `None` for null, and for one that is cut.
@@ -275,6 +302,19 @@ mod tests {
         let mut scan = UsageScan::default();
         bytes.chunks(step).for_each(|chunk| scan.see(chunk));
         scan.usage()
+    }
+
+    #[test]
+    fn a_usage_among_the_arguments_of_a_tool_hides_none() {
+        let said = r#""usage":{"input_tokens":500,"output_tokens":700}"#;
+        let tool = r#""content":[{"type":"tool_use","input":{"usage":{"input_tokens":0,"output_tokens":1}}}]"#;
+        for text in [
+            format!("{{{said},{tool}}}"),
+            format!("{{{tool},{said}}}"),
+            format!("{{{tool},{said},{tool}}}"),
+        ] {
+            assert_eq!(usage(&text), Some((500, 700, 0)), "{text}");
+        }
     }
 
     fn usage(text: &str) -> Option<(u64, u64, u64)> {
