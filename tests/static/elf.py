@@ -3,7 +3,7 @@
 import struct
 import sys
 
-LARGEST = 4_000_000
+LARGEST = 4_500_000
 
 # Of <elf.h>.
 ET_DYN = 3
