@@ -195,7 +195,7 @@ fn is_own(answer: &Answer) -> bool {
 fn is_pool_empty(answer: &Answer) -> bool {
     answer.status == 503
         && answer.header("retry-after").is_some_and(|seconds| seconds == "1")
-        && answer.text().contains("no slot is available")
+        && answer.text().contains("the free quota of all")
 }
 
 fn excerpt(bytes: &[u8]) -> String {
