@@ -195,7 +195,7 @@ impl Front {
             head.status
         );
         if pending.body_is_here() {
-            return self.answer_to(pending).respond(head, body);
+            return self.answer_to(pending).body_was_read().respond(head, body);
         }
         let Pending { request, head: asked, turn, .. } = pending;
         // What the client sends from here on would be taken for another request.

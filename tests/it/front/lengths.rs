@@ -182,6 +182,33 @@ fn a_body_announced_beside_an_offer_of_another_protocol_is_waited_for_like_any_o
 }
 
 #[test]
+fn an_answer_of_ours_to_a_short_body_keeps_the_connection() {
+    let standin = StandIn::start().unwrap();
+    let proxy = quiet(&standin).start();
+    let (name, value) = AUTH;
+    let mut client = proxy.connect();
+    for (path, body, status) in [
+        ("/models/reset", "{\"all\":true}", 200),
+        ("/models/reset", "{}", 400),
+        ("/models/disable", "not json", 400),
+        ("/nowhere", "{}", 404),
+        ("/health", "{}", 405),
+    ] {
+        let length = body.len();
+        let packet = format!(
+            "POST {path} HTTP/1.1\r\nhost: a\r\n{name}: {value}\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        );
+        client.send_raw(packet.as_bytes()).unwrap();
+        let answer = client.read_answer().unwrap();
+        assert_eq!((answer.status, answer.header("connection")), (status, None), "{path} {body}");
+        // Whoever is not told that it closes may send its next request at once.
+        send_chat(&mut client);
+        assert_eq!(client.read_answer().map(|answer| answer.status), Ok(200), "{path} {body}");
+    }
+}
+
+#[test]
 fn an_absurd_length_behind_a_last_answer_leaves_nothing_behind_either() {
     let standin = StandIn::start().unwrap();
     let proxy = quiet(&standin).start();
