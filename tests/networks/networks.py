@@ -1,17 +1,18 @@
 """Names whose AAAA never answers, black holes among the addresses, addresses that move."""
 
-import fcntl
 import http.client
 import http.server
 import json
 import re
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
+
+import own_network
+from own_network import A, AAAA, NO_ERROR, raise_loopback
 
 LIMIT = 30
 CONNECT_LIMIT = 4
@@ -21,40 +22,17 @@ KEY = "a-key-of-the-proxy-of-this-test"
 binary, scratch = sys.argv[1:]
 
 
-def raise_loopback():
-    """`ip link set lo up`, without iproute2."""
-    SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh22x", b"lo", 0)
-        name, flags = struct.unpack("16sh22x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", name, flags | IFF_UP))
-
-
-class NameServer(threading.Thread):
+class NameServer(own_network.NameServer):
     """Answers for A with what it is told, and for AAAA with nothing or not at all."""
 
     def __init__(self):
-        super().__init__(daemon=True)
+        super().__init__()
         self.addresses, self.is_silent = [], False
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 53))
-        self.start()
 
-    def run(self):
-        while True:
-            query, client = self.socket.recvfrom(512)
-            end = 12
-            while query[end]:
-                end += 1 + query[end]
-            kind = struct.unpack_from(">H", query, end + 1)[0]
-            if kind == 28 and self.is_silent:
-                continue
-            records = self.addresses if kind == 1 else []
-            answer = query[:2] + struct.pack(">HHHHH", 0x8180, 1, len(records), 0, 0)
-            answer += query[12 : end + 5]
-            for address in records:
-                answer += struct.pack(">HHHIH", 0xC00C, 1, 1, 1, 4) + socket.inet_aton(address)
-            self.socket.sendto(answer, client)
+    def look_up(self, name, kind):
+        if kind == AAAA and self.is_silent:
+            return None
+        return NO_ERROR, self.addresses if kind == A else []
 
 
 class Answering(http.server.BaseHTTPRequestHandler):
@@ -169,6 +147,7 @@ def an_address_that_moves(names):
 
 raise_loopback()
 server = NameServer()
+server.start()
 for test in (an_aaaa_that_never_answers, black_holes_among_the_addresses, an_address_that_moves):
     print(f"{test.__name__}: {test(server)}", flush=True)
 print("3 passed, 0 failed")

@@ -2,7 +2,6 @@
 with nothing but a name server and an upstream with TLS, whose authority is unknown at first."""
 
 import collections
-import fcntl
 import http.client
 import http.server
 import json
@@ -11,13 +10,16 @@ import re
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "networks"))
+import own_network
+from own_network import A, AAAA, NO_ERROR, NO_SUCH_NAME, raise_loopback
 
 LIMIT = 30
 NAME = "upstream.test"
@@ -29,43 +31,18 @@ CHAT = {"object": "chat.completion", "choices": [], "usage": {"total_tokens": 3}
 binary, scratch = sys.argv[1:]
 
 
-def raise_loopback():
-    """`ip link set lo up`, without iproute2."""
-    SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sh22x", b"lo", 0)
-        name, flags = struct.unpack("16sh22x", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))
-        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", name, flags | IFF_UP))
-
-
-class NameServer(threading.Thread):
+class NameServer(own_network.NameServer):
     """Knows one name, which has an IPv4 address and no other."""
 
     def __init__(self):
-        super().__init__(daemon=True)
+        super().__init__()
         self.asked = collections.Counter()
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 53))
 
-    def run(self):
-        while True:
-            query, client = self.socket.recvfrom(512)
-            self.socket.sendto(self.answer(query), client)
-
-    def answer(self, query):
-        labels, end = [], 12
-        while query[end]:
-            labels.append(query[end + 1 : end + 1 + query[end]].decode())
-            end += 1 + query[end]
-        kind = struct.unpack_from(">H", query, end + 1)[0]
-        name = ".".join(labels)
-        self.asked[name, {1: "A", 28: "AAAA"}.get(kind, kind)] += 1
-        # A pointer to the name in the question, type A, class IN, a minute, four bytes.
-        records = [struct.pack(">HHHIH4B", 0xC00C, 1, 1, 60, 4, 127, 0, 0, 1)]
-        records = records if (name, kind) == (NAME, 1) else []
-        flags = 0x8180 if name == NAME else 0x8183
-        head = query[:2] + struct.pack(">HHHHH", flags, 1, len(records), 0, 0)
-        return head + query[12 : end + 5] + b"".join(records)
+    def look_up(self, name, kind):
+        self.asked[name, {A: "A", AAAA: "AAAA"}.get(kind, kind)] += 1
+        if name != NAME:
+            return NO_SUCH_NAME, []
+        return NO_ERROR, ["127.0.0.1"] if kind == A else []
 
 
 class Upstream(http.server.ThreadingHTTPServer):
