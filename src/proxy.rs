@@ -213,7 +213,7 @@ impl Proxy {
             return self.give_up(CallError::client_left(), client, task.story);
         }
         if let Ok((Ok(mut answer), slot)) = told
-            && (200..300).contains(&answer.status)
+            && answer.is_success()
         {
             let head = self.head(&answer, &slot, 1);
             task.story.status = head.status;

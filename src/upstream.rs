@@ -80,6 +80,13 @@ pub(crate) struct Answer {
     pub body: AnswerBody,
 }
 
+impl Answer {
+    /// Whether its status is one of success.
+    pub(crate) fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+}
+
 /// The body of an answer. Dropped before its end, it closes the connection.
 pub(crate) struct AnswerBody {
     reader: Box<dyn Read>,

@@ -132,8 +132,7 @@ impl Proxy {
 
     /// Reads as much of an answer as its verdict needs.
     fn judge(&self, mut answer: Answer, task: &Task<'_>, pick: &Pick) -> Judged {
-        let is_success = (200..300).contains(&answer.status);
-        let (held, mut judgement) = if is_success {
+        let (held, mut judgement) = if answer.is_success() {
             self.judge_success(&mut answer, task)
         } else {
             self.judge_failure(&mut answer, task)

@@ -14,14 +14,12 @@ use crate::policy::limits::Lowered;
 use crate::policy::scheduler::{Ask, Next, Pick, Tried, Wanted};
 use crate::policy::verdict::{Judgement, LateScan, Verdict};
 use crate::relay::{self, Client};
-use crate::upstream::{self, Answer, CallError, FailureKind};
+use crate::upstream::{self, CallError, FailureKind};
 
 /// The best answer of those that did not help, and whose it is.
 struct Kept {
     judged: Judged,
     pick: Pick,
-    /// What was lowered in the request for it, as the client is told.
-    adjusted: Option<String>,
 }
 
 /// What a request has behind it.
@@ -103,8 +101,7 @@ impl Proxy {
             let place = self.scheduler.lock().place(&pick.slot);
             walk.tried.add_refusal(place, pick.bounds, limit);
         }
-        let adjusted = adjusted(&task.lowered(&pick));
-        let answer = Kept { judged, pick, adjusted };
+        let answer = Kept { judged, pick };
         match verdict {
             Verdict::QuotaExhausted => return ControlFlow::Continue(()),
             Verdict::Success => {
@@ -171,7 +168,7 @@ impl Proxy {
         client: &mut dyn Client,
         task: &mut Task<'_>,
     ) -> Result<(), ProxyError> {
-        let Kept { judged, pick, adjusted } = kept;
+        let Kept { judged, pick } = kept;
         if judged.judgement.verdict == Verdict::KeyRejected {
             let label = self.pool.label(pick.slot.key).to_owned();
             return Err(ProxyError::KeyRejected { label });
@@ -183,6 +180,7 @@ impl Proxy {
         let request_id = judged.request_id().to_owned();
         let Judged { mut answer, held, judgement, .. } = judged;
         let mut head = self.head(&answer, &pick.slot, task.story.attempts);
+        let adjusted = adjusted(&task.lowered(&pick));
         if let Some(adjusted) = &adjusted {
             head.headers.insert(ADJUSTED_HEADER, text_value(adjusted));
         }
@@ -196,10 +194,11 @@ impl Proxy {
         }
         let (request, slot) = (task.request, pick.slot.clone());
         // A client that left before its first event is nobody's mistake, and the tokens are used.
-        let was_left = held.ended_by_client() && (200..300).contains(&answer.status);
+        let was_left = held.ended_by_client() && answer.is_success();
         let mut counting = (verdict == Verdict::Success || was_left)
             .then(|| Counting::new(self, request, slot, &answer, head.length));
-        let mut late = is_success_stream(&answer).then(LateScan::default);
+        let is_success_stream = answer.is_success() && is_event_stream(&answer.headers);
+        let mut late = is_success_stream.then(LateScan::default);
         let mut learn = |found: Option<Judgement>| {
             if let Some(exhaustion) = found {
                 self.learn_exhaustion(&exhaustion, &request_id, task, &pick);
@@ -223,11 +222,6 @@ impl Proxy {
             Err(error) => self.give_up(error, client, task.story),
         }
     }
-}
-
-/// Whether an exhaustion may still come in it.
-fn is_success_stream(answer: &Answer) -> bool {
-    (200..300).contains(&answer.status) && is_event_stream(&answer.headers)
 }
 
 impl Walk {

@@ -33,16 +33,10 @@ impl<'text> Found<'_, 'text> {
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "max_tokens" => self.needs.outputs.extend(self.bound("max_tokens", raw(map)?)),
-            "max_completion_tokens" => {
-                self.needs.outputs.extend(self.bound("max_completion_tokens", raw(map)?))
-            }
-            "max_output_tokens" => {
-                self.needs.outputs.extend(self.bound("max_output_tokens", raw(map)?))
-            }
-            "thinking_budget" => {
-                self.needs.budgets.extend(self.bound("thinking_budget", raw(map)?))
-            }
+            "max_tokens" => self.output("max_tokens", map)?,
+            "max_completion_tokens" => self.output("max_completion_tokens", map)?,
+            "max_output_tokens" => self.output("max_output_tokens", map)?,
+            "thinking_budget" => self.budget("thinking_budget", map)?,
             "enable_thinking" => self.said.switch = truth(raw(map)?),
             "incremental_output" => self.needs.increments = truth(raw(map)?),
             "enable_search" => self.needs.searches |= raw(map)? == "true",
@@ -80,10 +74,7 @@ impl<'text> Found<'_, 'text> {
                 self.said.kind = kind.map(|kind| kind != "disabled");
                 Ok(())
             }
-            "budget_tokens" => {
-                self.needs.budgets.extend(self.bound("budget_tokens", raw(map)?));
-                Ok(())
-            }
+            "budget_tokens" => self.budget("budget_tokens", map),
             _ => skip(map),
         }
     }
@@ -95,14 +86,8 @@ impl<'text> Found<'_, 'text> {
     ) -> Result<(), A::Error> {
         match name {
             "effort" => self.effort(map),
-            "budget_tokens" => {
-                self.needs.budgets.extend(self.bound("budget_tokens", raw(map)?));
-                Ok(())
-            }
-            "max_tokens" => {
-                self.needs.budgets.extend(self.bound("max_tokens", raw(map)?));
-                Ok(())
-            }
+            "budget_tokens" => self.budget("budget_tokens", map),
+            "max_tokens" => self.budget("max_tokens", map),
             _ => skip(map),
         }
     }
@@ -200,8 +185,26 @@ impl<'text> Found<'_, 'text> {
         Ok(())
     }
 
+    fn output<A: MapAccess<'text>>(
+        &mut self,
+        name: &'static str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        self.needs.outputs.extend(self.bound(name, raw(map)?));
+        Ok(())
+    }
+
+    fn budget<A: MapAccess<'text>>(
+        &mut self,
+        name: &'static str,
+        map: &mut A,
+    ) -> Result<(), A::Error> {
+        self.needs.budgets.extend(self.bound(name, raw(map)?));
+        Ok(())
+    }
+
     /// The number that is written there, if it is one above zero.
-    pub(super) fn bound(&self, name: &'static str, written: &str) -> Option<UpperBound> {
+    fn bound(&self, name: &'static str, written: &str) -> Option<UpperBound> {
         let start = written.as_ptr() as usize - self.text.as_ptr() as usize;
         let span = start..start + written.len();
         let written = self.sent.get(span.clone())?;
