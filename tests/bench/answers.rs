@@ -40,10 +40,7 @@ fn compare(
     eprintln!("measuring: answers of {what} …");
     let kind = Kind::Stream { events: EVENTS, pause: Duration::ZERO };
     let megabytes = events::unstamped(EVENTS).len() as f64 / f64::from(1 << 20);
-    let mut all = Vec::new();
-    for candidate in candidates {
-        all.push((candidate, latency::open(&candidate.target, count, kind)?));
-    }
+    let mut all = latency::open_all(candidates, count, kind)?;
     let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
         let busy = latency::busy(candidate, callers, run.plan.answer_time)?;
         Ok(vec![median(busy.times), busy.cpu, busy.cpu / megabytes, busy.per_second])

@@ -32,9 +32,11 @@ pub(crate) struct Confined {
 impl Places {
     pub(crate) const ALL: [Self; 3] = [Self::Any, Self::OneCore, Self::TwoCores];
 
-    /// The fixed ones that this machine has.
-    pub(crate) fn fixed() -> Vec<Self> {
-        [Self::OneCore, Self::TwoCores].into_iter().take(usable().len()).collect()
+    /// Where one request at a time is measured: at the fixed ones that this machine has.
+    pub(crate) fn for_one() -> Vec<Self> {
+        let fixed = [Self::OneCore, Self::TwoCores].into_iter().take(usable().len());
+        let fixed: Vec<_> = fixed.collect();
+        if fixed.is_empty() { vec![Self::Any] } else { fixed }
     }
 
     /// Behind the name of a figure.

@@ -23,10 +23,7 @@ pub(crate) const COUNTS: [usize; 4] = [1, 16, 64, 256];
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let (one, many): (Vec<_>, Vec<_>) = run.options.counts(&COUNTS).partition(|count| *count == 1);
-    // One request at a time: at fixed places where that can be.
-    let fixed = Places::fixed();
-    let places = if fixed.is_empty() { vec![Places::Any] } else { fixed };
-    for places in places.into_iter().filter(|_| !one.is_empty()) {
+    for places in Places::for_one().into_iter().filter(|_| !one.is_empty()) {
         with_all(&run.entrants, Conditions { places, ..Conditions::default() }, |candidates| {
             compare(run, report, candidates, 1, places.suffix())
         })?;
@@ -62,10 +59,7 @@ fn compare(
 ) -> Result<(), Failure> {
     let shown = format!("{}{suffix}", plural(count, "connection"));
     eprintln!("measuring: {shown} …");
-    let mut all = Vec::new();
-    for candidate in candidates {
-        all.push((candidate, open(&candidate.target, count, Kind::Small)?));
-    }
+    let mut all = open_all(candidates, count, Kind::Small)?;
     let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
         let Busy { times, cpu, per_second } = busy(candidate, callers, run.plan.latency_time)?;
         let [p50, p99] = p50_p99(times);
@@ -80,6 +74,19 @@ fn compare(
     // The throughput of one is its latency once more.
     report.add(&figures[..3 + usize::from(count > 1)], candidates, found);
     Ok(())
+}
+
+/// Each candidate with its connections.
+pub(crate) fn open_all(
+    candidates: &[Candidate],
+    count: usize,
+    kind: Kind,
+) -> Result<Vec<(&Candidate, Vec<Caller>)>, Failure> {
+    let mut all = Vec::new();
+    for candidate in candidates {
+        all.push((candidate, open(&candidate.target, count, kind)?));
+    }
+    Ok(all)
 }
 
 /// Opens the connections one after another, each with a finished small request on it before the

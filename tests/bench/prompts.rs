@@ -24,9 +24,7 @@ const LEAST_FOR_MEGABYTES: usize = 32 << 10;
 
 pub(crate) fn measure(run: &Run, report: &mut Report) -> Result<(), Failure> {
     let (one, many): (Vec<_>, Vec<_>) = run.options.counts(&COUNTS).partition(|count| *count == 1);
-    let fixed = Places::fixed();
-    let places = if fixed.is_empty() { vec![Places::Any] } else { fixed };
-    for places in places.into_iter().filter(|_| !one.is_empty()) {
+    for places in Places::for_one().into_iter().filter(|_| !one.is_empty()) {
         with_all(&run.entrants, Conditions { places, ..Conditions::default() }, |candidates| {
             for (shown, size) in sizes(&run.options) {
                 let what = format!("prompt of {shown}, 1 connection{}", places.suffix());
@@ -72,10 +70,7 @@ fn compare(
     what: &str,
 ) -> Result<(), Failure> {
     eprintln!("measuring: {what} …");
-    let mut all = Vec::new();
-    for candidate in candidates {
-        all.push((candidate, latency::open(&candidate.target, count, Kind::Prompt(size))?));
-    }
+    let mut all = latency::open_all(candidates, count, Kind::Prompt(size))?;
     let found = interleaved(run.plan.rounds, &mut all, |(candidate, callers)| {
         let first = callers.first().map_or(0, Caller::next);
         let busy = latency::busy(candidate, callers, run.plan.prompt_time)?;
